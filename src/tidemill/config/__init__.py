@@ -73,6 +73,8 @@ from tidemill.config.share_groups import (
 from tidemill.config.topics import (
     TOPIC_KEYS_BY_NAME,
     TopicConfig,
+    ineffective_topic_values,
+    own_topic_value,
     resolve_topic_config,
     validate_topic_config,
     validate_topic_configs,
@@ -134,7 +136,9 @@ __all__ = [
     "describe_topic_configs",
     "describe_topic_key",
     "effective_topic_configs",
+    "ineffective_topic_values",
     "load_broker_config",
+    "own_topic_value",
     "parse_properties",
     "resolve_topic_config",
     "share_group_config",

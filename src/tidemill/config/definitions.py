@@ -187,14 +187,23 @@ IP_OVERRIDES = Check(
     lambda value: not value or all(_IP_OVERRIDE.fullmatch(pair) for pair in str(value).split(",")),
 )
 
-_THROTTLED_REPLICA = re.compile(r"[0-9]+:[0-9]+")
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_POSITIVE_NUMBER = re.compile(r"[1-9][0-9]{0,9}")
+_PAIR = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 THROTTLED_REPLICAS = Check(
     "* or a list of partition:broker pairs",
-    lambda value: (
-        isinstance(value, tuple)
-        and (value == ("*",) or all(_THROTTLED_REPLICA.fullmatch(item) for item in value))
-    ),
+    lambda value: value == ("*",) or _is_list_of(_PAIR, value),
 )
+PARTITION_NUMBERS = Check("a list of partition numbers", lambda value: _is_list_of(_NUMBER, value))
+PARTITION_COUNTS = Check(
+    "a list of numbers of at least 1", lambda value: _is_list_of(_POSITIVE_NUMBER, value)
+)
+PARTITION_EPOCHS = Check("a list of partition:epoch pairs", lambda value: _is_list_of(_PAIR, value))
+
+
+def _is_list_of(item: re.Pattern[str], value: Value) -> bool:
+    return isinstance(value, tuple) and all(item.fullmatch(each) for each in value)
+
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _DOUBLE = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[fFdD]?")

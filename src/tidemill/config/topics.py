@@ -80,11 +80,30 @@ _FIELD_KEYS = tuple(
 )
 
 
+def own_topic_value(key: ConfigKey, overrides: Mapping[str, str]) -> Value | None:
+    """The topic's own value. One that cannot be parsed is as if it were not there: any value may be in a metadata log."""
+    own = overrides.get(key.name)
+    try:
+        return None if own is None else key.parse(own)
+    except ConfigError:
+        return None
+
+
+def ineffective_topic_values(overrides: Mapping[str, str]) -> list[str]:
+    """What is wrong with each of a topic's own values that cannot be parsed."""
+    problems: list[str] = []
+    for name, value in overrides.items():
+        try:
+            validate_topic_config(name, value)
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
+
+
 def effective_topic_text(key: ConfigKey, overrides: Mapping[str, str], broker: BrokerLayers) -> str:
     """The value in force for a topic key: the topic's own, the inherited one, or the default."""
-    own = overrides.get(key.name)
-    if own is not None:
-        return own
+    if own_topic_value(key, overrides) is not None:
+        return overrides[key.name]
     inherited = broker.inherited_text(key.synonyms)
     if inherited is not None:
         return inherited

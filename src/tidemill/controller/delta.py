@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tidemill.config import PARTITIONS_TOTAL
+from tidemill.config import PARTITIONS_TOTAL, TOPIC_KEYS_BY_NAME, own_topic_value
 from tidemill.controller.image import (
     BrokerImage,
     ConfigResource,
@@ -223,7 +223,15 @@ class MetadataDelta:
         else:
             configs[record.name] = record.value
             if record.name == PARTITIONS_TOTAL and resource.type == ResourceType.TOPIC:
-                self._topic(self._topic_id(resource.name)).cut(int(record.value))
+                self._cut(record)
+
+    def _cut(self, record: ConfigRecord) -> None:
+        """Remove the last partitions of a topic. A topic keeps one at least, whatever the log says."""
+        name = record.resource_name
+        count = own_topic_value(TOPIC_KEYS_BY_NAME[PARTITIONS_TOTAL], {PARTITIONS_TOTAL: record.value or ""})
+        is_known = self._names[name] is not None if name in self._names else name in self.image.topics_by_name
+        if isinstance(count, int) and count > 0 and is_known:
+            self._topic(self._topic_id(name)).cut(count)
 
     def _replay_register_broker(self, record: RegisterBrokerRecord) -> None:
         broker_id = BrokerId(record.broker_id)

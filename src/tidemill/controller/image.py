@@ -174,7 +174,7 @@ class MetadataImage:
     def source_of(self, name: str) -> TopicImage | None:
         """The topic that a view shows; None for a topic that is no view."""
         source = self.topic_config(name).get(VIEW_SOURCE)
-        return None if source is None else self.topics_by_name[source]
+        return None if source is None else self.topics_by_name.get(source)
 
     def views_of(self, name: str) -> list[str]:
         """The names of the views that show a topic."""

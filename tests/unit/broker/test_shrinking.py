@@ -15,12 +15,19 @@ from tidemill.config import (
     PARTITIONS_FORMER,
     PARTITIONS_KEPT_MS,
     PARTITIONS_TOTAL,
+    VIEW_FILTER,
+    VIEW_SOURCE,
 )
 from tidemill.controller.difference import difference
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import PartitionProduceData, ProduceRequest, TopicProduceData
-from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord, PartitionRecord
+from tidemill.protocol.api.metadata import (
+    ConfigRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    TopicRecord,
+)
 from tidemill.protocol.records import Record, build_batch
 
 MakeWorld = Callable[..., World]
@@ -437,3 +444,47 @@ def test_a_partition_that_idempotent_producers_wrote_to_stays_for_their_retries(
     held.settle(90)
     assert removals(held) == 0
     held.until(lambda: removals(held) > 0, "the request to remove it")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (PARTITIONS_ACTIVE, "two"),
+        (PARTITIONS_DIVISORS, "0"),
+        (PARTITIONS_DIVISORS, "x"),
+        (PARTITIONS_EPOCHS, "abc"),
+        (PARTITIONS_TOTAL, "x"),
+        ("leader.replication.throttled.replicas", f"{'9' * 5000}:1"),
+        ("retention.ms", "long"),
+    ],
+)
+def test_a_setting_in_the_log_that_cannot_be_parsed_ends_no_broker(
+    world: World, name: str, value: str
+) -> None:
+    world.publish(setting(name, value), setting(PARTITIONS_FORMER, "9"))
+    world.settle()
+    world.stop(1)
+    world.start(1)
+    world.settle()
+    assert [host.fatal for host in world.hosts.values()] == [[], [], []]
+    answer = produce(world, 1, b"new", index=1)
+    world.until(lambda: answer.is_there, "the ack")
+    assert produced(answer).error_code == ErrorCode.NONE
+
+
+def test_a_view_in_the_log_with_a_filter_that_cannot_be_parsed_ends_no_broker(world: World) -> None:
+    view = ConfigRecord(resource_type=2, resource_name="view", name=VIEW_SOURCE, value=TOPIC)
+    world.publish(
+        TopicRecord(name="view", topic_id=bytes(15) + b"v"),
+        view,
+        ConfigRecord(resource_type=2, resource_name="view", name=VIEW_FILTER, value="= ="),
+    )
+    world.settle()
+    assert "view" not in world[1].replicas.views
+
+
+def test_a_setting_that_has_no_effect_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.publish(setting(PARTITIONS_EPOCHS, "abc"), to=[1])
+    world.settle()
+    (line,) = [each.message for each in caplog.records if "has no effect" in each.message]
+    assert "Invalid value abc for configuration tidemill.partitions.epochs" in line

@@ -7,6 +7,7 @@ import pytest
 from tidemill.config import (
     BrokerLayers,
     TopicConfig,
+    describe_topic_key,
     load_broker_config,
     resolve_topic_config,
     validate_topic_configs,
@@ -84,3 +85,27 @@ def test_remote_storage_needs_a_cluster_that_has_it() -> None:
     validate_topic_configs(
         {"remote.storage.enable": "true"}, BrokerLayers(static={"remote.log.storage.system.enable": "true"})
     )
+
+
+def test_an_own_value_that_cannot_be_parsed_is_as_if_it_were_not_there() -> None:
+    layers = BrokerLayers(static={"min.insync.replicas": "2"})
+    bad = {"min.insync.replicas": "many", "tidemill.partitions.divisors": "0"}
+    assert resolve_topic_config(bad, layers) == resolve_topic_config({}, layers)
+    assert describe_topic_key("min.insync.replicas", bad, layers).value == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tidemill.partitions.divisors", "0"),
+        ("tidemill.partitions.divisors", "x"),
+        ("tidemill.partitions.empty", "1,x"),
+        ("tidemill.partitions.epochs", "abc"),
+        ("tidemill.partitions.epochs", "1:2:3"),
+        ("tidemill.partitions.epochs", f"1:{'9' * 20}"),
+        ("leader.replication.throttled.replicas", f"{'9' * 5000}:1"),
+    ],
+)
+def test_lists_of_numbers_are_checked(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        validate_topic_configs({name: value})

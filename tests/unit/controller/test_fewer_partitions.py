@@ -27,7 +27,7 @@ from tidemill.protocol.api.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResource,
 )
-from tidemill.protocol.api.metadata import ConfigRecord
+from tidemill.protocol.api.metadata import ConfigRecord, RemoveTopicRecord
 from tidemill.protocol.api.replicas import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -260,3 +260,68 @@ def restored(image: MetadataImage) -> MetadataImage:
     for record in image_records(image):
         delta.replay(record, 0)
     return delta.apply()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (PARTITIONS_DIVISORS, "2"),
+        (PARTITIONS_DIVISORS, "0"),
+        (PARTITIONS_EMPTY, "3"),
+        (PARTITIONS_EPOCHS, "abc"),
+        (PARTITIONS_EPOCHS, "2:1,3:1"),
+        (PARTITIONS_FORMER, "9"),
+        (PARTITIONS_TOTAL, "1"),
+        (PARTITIONS_ACTIVE, "2"),
+    ],
+)
+def test_a_topic_cannot_be_created_with_the_settings_of_a_shrink(name: str, value: str) -> None:
+    cluster = Cluster(brokers=1)
+    (result,) = cluster.create(creatable("t", partitions=4, factor=1, configs={name: value}))
+    assert result.error_code == ErrorCode.INVALID_CONFIG
+    assert name in (result.error_message or "")
+    assert "t" not in cluster.image.topics_by_name
+
+
+MALFORMED = [
+    (PARTITIONS_ACTIVE, "two"),
+    (PARTITIONS_DIVISORS, "0"),
+    (PARTITIONS_DIVISORS, "x"),
+    (PARTITIONS_EMPTY, "3,x"),
+    (PARTITIONS_EPOCHS, "abc"),
+    (PARTITIONS_EPOCHS, "1:2:3"),
+    (PARTITIONS_EPOCHS, f"1:{'9' * 5000}"),
+    (PARTITIONS_FORMER, "all"),
+    (PARTITIONS_TOTAL, "x"),
+    (PARTITIONS_TOTAL, "0"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), MALFORMED)
+def test_a_setting_in_the_log_that_cannot_be_parsed_is_as_if_it_were_not_there(
+    cluster: Cluster, name: str, value: str
+) -> None:
+    cluster.write([ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name="t", name=name, value=value)])
+    assert removed_epochs(settings(cluster)) == {}
+    assert not has_had(cluster.image, "t", 4)
+    assert restored(cluster.image).topics_by_name == cluster.image.topics_by_name
+    assert grow(cluster, 6) is ErrorCode.NONE
+    assert epochs(cluster) == [0] * 6
+
+
+@pytest.mark.parametrize("removed", ["not there", "deleted"])
+def test_a_number_of_partitions_in_the_log_for_a_topic_that_is_not_there_cuts_nothing(
+    cluster: Cluster, removed: str
+) -> None:
+    delta = MetadataDelta(cluster.image)
+    if removed == "deleted":
+        delta.replay(RemoveTopicRecord(topic_id=cluster.image.topics_by_name["t"].id))
+    name = "t" if removed == "deleted" else "u"
+    delta.replay(ConfigRecord(resource_type=2, resource_name=name, name=PARTITIONS_TOTAL, value="1"))
+    assert ("t" in delta.apply().topics_by_name) == (removed == "not there")
+
+
+def test_more_active_partitions_than_there_are_remove_none(cluster: Cluster) -> None:
+    cluster.write([ConfigRecord(resource_type=2, resource_name="t", name=PARTITIONS_ACTIVE, value="9")])
+    assert remove(cluster, 3) is not ErrorCode.NONE
+    assert len(epochs(cluster)) == 4

@@ -41,11 +41,12 @@ from tidemill.broker.partitions.upkeep.opening import open_log
 from tidemill.broker.partitions.upkeep.strays import set_strays_aside
 from tidemill.broker.partitions.views import View
 from tidemill.broker.platform import Platform
-from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
+from tidemill.config import BrokerConfig, TopicConfig, ineffective_topic_values, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
 from tidemill.controller.topics.fewer_partitions import removed_epochs
 from tidemill.errors import ErrorCode, StorageError
+from tidemill.filters.language import FilterError
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
 from tidemill.log.segments.tag_index_files import TagIndexes
@@ -278,6 +279,8 @@ class Replicas:
         if config is None:
             layers = self.image.broker_layers(self._config.node_id, self._config.properties)
             config = self._configs[key] = resolve_topic_config(overrides, layers)
+            for problem in ineffective_topic_values(overrides):
+                logger.warning("A setting of topic %s has no effect: %s", name, problem)
         return config
 
     def _note_delays(self, topic: TopicImage, config: TopicConfig) -> None:
@@ -294,7 +297,11 @@ class Replicas:
         assert self.image is not None
         if topic.partitions or self.image.source_of(topic.name) is None:
             return False
-        view = View.configured(topic, self.image.topic_config(topic.name), self.metrics.topic(topic.name))
+        try:
+            view = View.configured(topic, self.image.topic_config(topic.name), self.metrics.topic(topic.name))
+        except FilterError as error:
+            logger.warning("View %s shows no records: its filter cannot be parsed: %s", topic.name, error)
+            return False
         self.views[view.name] = self.views[bytes(view.topic_id)] = view
         return True
 

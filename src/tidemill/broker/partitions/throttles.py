@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidemill.broker.partitions.partition import Partition
-from tidemill.config import BrokerConfig
+from tidemill.config import TOPIC_KEYS_BY_NAME, BrokerConfig, own_topic_value
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
 from tidemill.replication.throttle import UNLIMITED, RateLimit
 
@@ -35,9 +35,8 @@ class Throttle:
         text = image.broker_layers(config.node_id, config.properties).text(self._rate_key)
         self._limit.bytes_per_s = UNLIMITED if text is None else int(text)
         for topic in topics:
-            text = image.topic_config(topic).get(self._replicas_key, "")
-            pairs = [pair.strip() for pair in text.split(",") if pair.strip()]
-            if not pairs:
+            pairs = own_topic_value(TOPIC_KEYS_BY_NAME[self._replicas_key], image.topic_config(topic))
+            if not isinstance(pairs, tuple) or not pairs:
                 self._topics.pop(topic, None)
             elif _ALL in pairs:
                 self._topics[topic] = None

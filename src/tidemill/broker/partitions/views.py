@@ -30,6 +30,6 @@ class View:
 
     @classmethod
     def configured(cls, topic: TopicImage, config: Mapping[str, str], counts: TopicCounts) -> Self:
-        parsed = parse(config[VIEW_FILTER])
+        parsed = parse(config.get(VIEW_FILTER, ""))
         shown = partial(select, matcher=compile_filter(parsed))
         return cls(topic.name, topic.id, config[VIEW_SOURCE], shown, Probe(parsed), counts)

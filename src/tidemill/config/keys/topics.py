@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from tidemill.config.definitions import (
     LONG_MAX,
+    PARTITION_COUNTS,
+    PARTITION_EPOCHS,
+    PARTITION_NUMBERS,
     THROTTLED_REPLICAS,
     ConfigKey,
     ConfigType,
@@ -350,6 +353,7 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         "",
         "The numbers that the topic was shrunk to, the last one at the end. What producers sent to partition p may be "
         "stored in p modulo each of them. Written by the controller.",
+        PARTITION_COUNTS,
         is_internal=True,
     ),
     ConfigKey(
@@ -357,6 +361,7 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         LIST,
         "",
         "Which of the partitions that are removed next are empty. Written by the controller.",
+        PARTITION_NUMBERS,
         is_internal=True,
     ),
     ConfigKey(
@@ -364,6 +369,7 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         LIST,
         "",
         "The last leader epoch of each partition that was removed, as index:epoch. Written by the controller.",
+        PARTITION_EPOCHS,
         is_internal=True,
     ),
     ConfigKey(

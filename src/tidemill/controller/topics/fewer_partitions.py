@@ -28,6 +28,8 @@ from tidemill.config import (
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
     PARTITIONS_UNKEYED,
+    TOPIC_KEYS_BY_NAME,
+    own_topic_value,
 )
 from tidemill.controller.image import MetadataImage, TopicImage, topic_resource
 from tidemill.controller.records import Record
@@ -48,23 +50,45 @@ _OF_THE_CONTROLLER = (
 
 def active_partitions(configs: Mapping[str, str]) -> int:
     """How many partitions of a topic store new records; 0 when all do."""
-    return int(configs.get(PARTITIONS_ACTIVE, 0))
+    return _number(configs, PARTITIONS_ACTIVE)
 
 
 def removed_epochs(configs: Mapping[str, str]) -> dict[int, int]:
     """The last leader epoch of each partition that was removed, by its index. A newer one may have that index now."""
-    pairs = (entry.split(":") for entry in configs.get(PARTITIONS_EPOCHS, "").split(",") if entry)
+    pairs = (entry.split(":") for entry in _items(configs, PARTITIONS_EPOCHS))
     return {int(index): int(epoch) for index, epoch in pairs}
 
 
 def has_had(image: MetadataImage, topic: str, index: int) -> bool:
     """Whether a topic has a partition, or had one that is gone: what producers send to it is stored."""
-    former = int(image.topic_config(topic).get(PARTITIONS_FORMER, 0))
+    former = _number(image.topic_config(topic), PARTITIONS_FORMER)
     return image.partition(topic, index) is not None or 0 <= index < former
 
 
 def _is_unkeyed(configs: Mapping[str, str]) -> bool:
     return configs.get(PARTITIONS_UNKEYED, "false").strip().lower() == "true"
+
+
+def _number(configs: Mapping[str, str], name: str) -> int:
+    value = own_topic_value(TOPIC_KEYS_BY_NAME[name], configs)
+    return value if isinstance(value, int) else 0
+
+
+def _items(configs: Mapping[str, str], name: str) -> tuple[str, ...]:
+    value = own_topic_value(TOPIC_KEYS_BY_NAME[name], configs)
+    return value if isinstance(value, tuple) else ()
+
+
+def check_new(name: str, configs: Mapping[str, str]) -> None:
+    """Raise `ApiError` when a topic is to be created with settings of a shrink."""
+    for key in _OF_THE_CONTROLLER:
+        if key in configs:
+            raise _refused(f"{key} of '{name}' is written by the controller")
+    if active_partitions(configs):
+        raise _refused(
+            f"{PARTITIONS_ACTIVE} of '{name}' cannot be set when the topic is created: "
+            "create it with as many partitions as it needs"
+        )
 
 
 def check_active(
@@ -129,7 +153,7 @@ def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[st
         return []
     records: list[Record] = []
     if wanted:
-        earlier = [each for each in before.get(PARTITIONS_DIVISORS, "").split(",") if each]
+        earlier = _items(before, PARTITIONS_DIVISORS)
         divisors = [*(each for each in earlier if each != str(wanted)), str(wanted)]
         records.append(_setting(topic, PARTITIONS_DIVISORS, ",".join(divisors)))
     elif PARTITIONS_TOTAL in before:
@@ -151,7 +175,7 @@ def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[st
 def going_together(configs: Mapping[str, str], count: int) -> range:
     """The partitions that are removed in the next step, of a topic that has `count`."""
     active = active_partitions(configs)
-    if not active:
+    if not 0 < active < count:
         return range(0)
     return range(count - 1 if _is_unkeyed(configs) else (count - 1) // active * active, count)
 
@@ -174,14 +198,14 @@ def removal_records(
     An empty partition stays empty, since it takes no records. `decided` are the records of this request so far.
     """
     configs = image.topic_config(topic.name)
-    noted = _noted(configs.get(PARTITIONS_EMPTY), topic, decided)
+    noted = _noted(configs, topic, decided)
     if noted is None:
         return []
     going = going_together(configs, len(topic.partitions))
     if not {*noted, index}.issuperset(going) or any(topic.partitions[each].is_reassigned for each in going):
         empty = ",".join(map(str, sorted({*noted, index})))
         return [] if index in noted else [_setting(topic, PARTITIONS_EMPTY, empty)]
-    former = max(len(topic.partitions), int(configs.get(PARTITIONS_FORMER, 0)))
+    former = max(len(topic.partitions), _number(configs, PARTITIONS_FORMER))
     epochs = {**removed_epochs(configs), **{each: topic.partitions[each].leader_epoch for each in going}}
     changes = {
         PARTITIONS_TOTAL: going.start,
@@ -196,9 +220,8 @@ def removal_records(
     return records
 
 
-def _noted(before: str | None, topic: TopicImage, decided: Sequence[Record]) -> set[int] | None:
+def _noted(configs: Mapping[str, str], topic: TopicImage, decided: Sequence[Record]) -> set[int] | None:
     """The partitions that are known to be empty; None when they are removed by what this request has decided."""
-    value = before or ""
     for record in decided:
         if isinstance(record, ConfigRecord) and (record.resource_name, record.name) == (
             topic.name,
@@ -206,8 +229,8 @@ def _noted(before: str | None, topic: TopicImage, decided: Sequence[Record]) -> 
         ):
             if record.value is None:
                 return None
-            value = record.value
-    return {int(each) for each in value.split(",") if each}
+            configs = {PARTITIONS_EMPTY: record.value}
+    return {int(each) for each in _items(configs, PARTITIONS_EMPTY)}
 
 
 def first_leader_epoch(image: MetadataImage, topic: TopicImage) -> LeaderEpoch:

@@ -28,7 +28,7 @@ from tidemill.controller.image import (
     topic_resource,
 )
 from tidemill.controller.records import Record, partition_record
-from tidemill.controller.topics.fewer_partitions import active_partitions, first_leader_epoch
+from tidemill.controller.topics.fewer_partitions import active_partitions, check_new, first_leader_epoch
 from tidemill.controller.topics.placement import PlacementError, UsableBroker, place_replicas
 from tidemill.controller.topics.topic_names import check_topic_name, collision_key
 from tidemill.controller.topics.views import check_shape, check_unviewed, check_view, is_view
@@ -119,6 +119,7 @@ def _create_topic(
     configs = _topic_configs(topic, defaults)
     if is_view(configs):
         return _create_view(image, inherited, topic, topic_id, configs)
+    check_new(topic.name, configs)
     if topic.assignments:
         partitions = _assigned_partitions(image, topic)
     else:
