@@ -312,6 +312,15 @@ def test_tokens_after_a_handshake_of_version_0_have_no_header(secured: Secured) 
         assert connection.request("metadata", 12, topics=[]).brokers
 
 
+def test_tokens_behind_one_that_failed_are_not_looked_at(secured: Secured) -> None:
+    token = plain_token(USER, "wrong")
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert connection.request("sasl_handshake", 0, mechanism="PLAIN").error_code == 0
+        connection.send((struct.pack(">i", len(token)) + token) * 1_000)
+        assert connection.is_closed()
+    secured.told("its login failed: Authentication failed: Invalid username or password")
+
+
 def test_user_name_cannot_write_a_line_into_the_log(secured: Secured) -> None:
     with Connection(secured.at("SASL_PLAINTEXT")) as connection:
         answer = connection.request("sasl_handshake", 1, mechanism='PLAIN"\n2026 CRITICAL all is lost')

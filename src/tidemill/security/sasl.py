@@ -8,7 +8,7 @@ The machine takes mechanism names and tokens and returns replies; the caller has
 - Before AUTHENTICATED, `may_serve(api_key)` says which requests are served. Everything else closes the connection.
 - After a handshake of version 0, tokens come and go as frames without Kafka's headers: `expects_raw_tokens` is true,
   and `authenticate_raw` takes them. After version 1 they come in SaslAuthenticate, and `authenticate` takes them.
-- When the state is FAILED, the last reply is sent and the connection is closed.
+- When the state is FAILED, the last reply is sent and the connection is closed. No token is taken any more.
 - When it is AUTHENTICATED, `principal` is known. From `session_expires_ms` on (steady time), a request that does not
   begin another handshake closes the connection: `is_expired`.
 - A handshake on an authenticated connection begins a re-authentication (KIP-368). Until that is done the connection
@@ -198,6 +198,7 @@ class SaslServer:
         self.state = SaslState.FAILED
         self.failure = reason
         self.principal = None
+        self.expects_raw_tokens = False
         self._conversation = None
 
 

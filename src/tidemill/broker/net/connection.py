@@ -133,7 +133,7 @@ class Connection:
         self._outgoing: deque[Part] = deque()
         self._queued_bytes = 0
         self._in_flight = InFlight()
-        # Whether no whole frame is in the buffer.
+        # Whether no whole frame can be in the buffer.
         self._is_drained = True
         # Whether the next request waits for the answer of an earlier one.
         self._is_held = False
@@ -278,8 +278,8 @@ class Connection:
                 self._note_unanswered(replies[-1], frame)
             frame.release()
             if self._is_halted:
-                frame = None if self.is_closed else next_frame()
-                break
+                # What comes next is looked at when the connection is no longer muted: it may be no frame at all.
+                return self.is_closed
             frame = next_frame()
             # `_is_full`, written out: this is on the path of every request.
             if (

@@ -2,8 +2,8 @@
 
 The gate stands before dispatch. It keeps one `SaslServer` for each connection, carries handshakes and tokens to it, and
 lets ApiVersions through before the login. A login that fails is answered after a pause
-(`connection.failed.authentication.delay.ms`) and closes the connection; a session that has expired is closed at its next
-request (KIP-368). What fails is one log line, and a flood of failures is few.
+(`connection.failed.authentication.delay.ms`) and closes the connection; meanwhile nothing that the peer sends is handled. A
+session that has expired is closed at its next request (KIP-368). What fails is one log line, and a flood of failures is few.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SaslGate:
         self._loop = loop
         self._clock = clock
         self._new_nonce = new_nonce
-        self._failed_delay_s = failed_delay_ms / 1000
+        self._failed_delay_ms = failed_delay_ms
         self._sessions: dict[Peer, SaslServer] = {}
         self._refusals = RefusalLog(logger)
 
@@ -92,6 +92,9 @@ class SaslGate:
         if session is None:
             session = self._sessions[connection] = SaslServer(self._settings)
             connection.close_callbacks.append(lambda: self._forget(connection))
+        if session.state is SaslState.FAILED:
+            # The connection is closed when the delay is over, and not before.
+            return
         if session.expects_raw_tokens:
             self._take_raw_token(connection, session, bytes(frame))
             return
@@ -173,8 +176,10 @@ class SaslGate:
 
     def _fail_later(self, connection: Peer, session: SaslServer, answer: Callable[[], None]) -> None:
         """Delays the answer and closes the connection, so that guessing passwords is slow."""
-        failure = session.failure
-        self._loop.call_later(self._failed_delay_s, self._fail, connection, failure, answer)
+        delay_ms = self._failed_delay_ms
+        self._loop.call_later(delay_ms / 1000, self._fail, connection, session.failure, answer)
+        # Otherwise a frame that closes the connection at once would cut the delay short.
+        connection.mute_for(delay_ms)
 
     def _fail(self, connection: Peer, failure: str | None, answer: Callable[[], None]) -> None:
         if not connection.is_closed:
