@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
 
-from tests.unit.broker.scripted_peer import run_in
+from tests.unit.broker.scripted_peer import LOOPS, run_in
 from tests.wire import messages
 from tidemill.broker.clock import Clock
 from tidemill.broker.net.network import Dispatch, Entrance, Peer, ServerLimits
@@ -166,3 +167,29 @@ def test_failed_login_closes_the_connection_after_the_delay(
     run_in("asyncio", _is_closed_after(partial(wrong_login, version), 1))
     (line,) = caplog.messages
     assert "its login failed: Authentication failed: Invalid username or password" in line
+
+
+async def _gate_raises(count: int) -> None:
+    loop = asyncio.get_running_loop()
+
+    def dispatch(peer: Peer, frame: memoryview) -> None:
+        raise RuntimeError("a bug\nof the gate")
+
+    async with serving(dispatch) as (_, port):
+        with socket.socket() as client:
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            await loop.sock_sendall(client, framed(b"request") * count)
+            with suppress(ConnectionError):
+                assert await loop.sock_recv(client, 1) == b""
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_exception_of_a_gate_closes_the_connection_with_one_log_line(
+    loop_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    run_in(loop_name, _gate_raises(100))
+    (line,) = (each for each in caplog.messages if "a bug" in each)
+    assert "closed the connection of 127.0.0.1:" in line
+    assert "\n" not in line

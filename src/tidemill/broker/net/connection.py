@@ -24,6 +24,7 @@ number that another connection may have by then.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from asyncio import AbstractEventLoop, TimerHandle
@@ -39,6 +40,8 @@ from tidemill.broker.net.turns import TURN_S, Turns
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.security.principals import ANONYMOUS
+
+logger = logging.getLogger(__name__)
 
 _REPLIES_QUEUED_MAX = 512
 _REPLY_BYTES_QUEUED_MAX = 4 << 20
@@ -244,6 +247,11 @@ class Connection:
             is_drained = self._is_drained = self._dispatch_frames(now_s + TURN_S)
         except ProtocolError as error:
             self.close(str(error))
+            return
+        except Exception as error:
+            # A bug of what handles frames: left to the loop, it would come again with every frame.
+            logger.debug("a frame of %s could not be handled", self.peer, exc_info=True)
+            self.close(f"its request could not be handled: {error!r}")
             return
         finally:
             self._is_dispatching = False
