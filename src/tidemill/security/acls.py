@@ -6,12 +6,11 @@ numbers are those of the wire and of the metadata log.
 
 from __future__ import annotations
 
-import ipaddress
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple
 
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.security.addresses import is_inside, normal_address, parse_network
 from tidemill.security.principals import Principal
 
 WILDCARD = "*"
@@ -114,7 +113,7 @@ _DESCRIBE_CONFIGS_BY = frozenset((Operation.DESCRIBE_CONFIGS, Operation.ALTER_CO
 
 
 class AclBinding(NamedTuple):
-    """One rule. The principal stands as it was written, `User:alice`; `User:*` matches all."""
+    """One rule. Principal and host stand as they were written; `User:*` matches every user."""
 
     resource_type: int
     resource_name: str
@@ -146,7 +145,11 @@ class AclBinding(NamedTuple):
         return operation == Operation.DESCRIBE_CONFIGS and self.operation in _DESCRIBE_CONFIGS_BY
 
     def covers_host(self, host: str) -> bool:
-        return self.host in (WILDCARD, host) or ("/" in self.host and _is_inside(host, self.host))
+        if self.host in (WILDCARD, host):
+            return True
+        if "/" in self.host:
+            return is_inside(host, self.host)
+        return normal_address(self.host) == normal_address(host)
 
 
 class AclFilter(NamedTuple):
@@ -199,7 +202,7 @@ def check_binding(binding: AclBinding) -> None:
         raise _invalid(f"Could not parse principal: {error}") from None
     if not binding.host:
         raise _invalid("Host should not be empty")
-    if "/" in binding.host and _network(binding.host) is None:
+    if "/" in binding.host and parse_network(binding.host) is None:
         raise _invalid(f"Host {binding.host[:60]!r} is not a range of addresses")
 
 
@@ -225,21 +228,3 @@ def _member_name(kind: type[IntEnum], code: int) -> str:
 
 def _invalid(message: str) -> ApiError:
     return ApiError(ErrorCode.INVALID_REQUEST, message)
-
-
-@lru_cache(maxsize=4096)
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return None
-
-
-def _is_inside(host: str, text: str) -> bool:
-    network = _network(text)
-    if network is None:
-        return False
-    try:
-        return ipaddress.ip_address(host) in network
-    except ValueError:
-        return False

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from tidemill.security.addresses import normal_address
+
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 PRODUCER_BYTE_RATE = "producer_byte_rate"
 CONSUMER_BYTE_RATE = "consumer_byte_rate"
@@ -67,13 +69,17 @@ def client_quota(quotas: Quotas, key: str, user: str, client_id: str) -> ClientQ
     return None
 
 
-def ip_quota(quotas: Quotas, address: str) -> float | None:
-    """Connections a second from one address."""
-    for name in (address, None):
-        limit = quotas.get(QuotaEntity.of([(IP, name)]), {}).get(CONNECTION_CREATION_RATE)
-        if limit is not None:
-            return limit
-    return None
+def ip_quotas(quotas: Quotas) -> dict[str | None, float]:
+    """Connections a second by address, in one spelling; None stands for all others."""
+    limits: dict[str | None, float] = {}
+    for entity, values in quotas.items():
+        limit = values.get(CONNECTION_CREATION_RATE)
+        if entity.is_ip and limit is not None:
+            name = entity.parts[0][1]
+            address = None if name is None else normal_address(name)
+            # Spellings of one address may have a quota each.
+            limits[address] = min(limit, limits.get(address, limit))
+    return limits
 
 
 def _levels(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, QuotaEntity]]:

@@ -167,6 +167,7 @@ async def test_a_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
         ("127.0.0.1", "127.0.0.1", ["127.0.1.1"], True),
         ("10.0.0.1", "10.0.0.1", ["localhost.", "127.0.0.1"], True),
         ("::ffff:10.0.0.2", "::ffff:10.0.0.1", ["10.0.0.2"], True),
+        ("10.0.0.1", "::ffff:10.0.0.1", ["127.0.0.1"], True),
         ("fe80::1", "fe80::2", ["[fe80:0::1]"], True),
         ("10.0.0.2", "10.0.0.1", ["broker-2"], True),
         ("10.0.0.2", "10.0.0.1", ["unknown", "10.0.0.3"], False),

@@ -357,7 +357,7 @@ def test_address_over_its_rate_waits_a_sample_at_most() -> None:
     assert not any(rates.throttle_ms("10.0.0.2") for _ in range(100))
     clock.now_s += 12
     assert rates.throttle_ms("10.0.0.1") == 0
-    quotas.clear()
+    quotas = {}
     assert not any(rates.throttle_ms("10.0.0.1") for _ in range(100))
 
 
@@ -421,6 +421,35 @@ async def mutes(mute_ms: int, handled: list[bytes]) -> None:
             await loop.sock_sendall(other, framed(b"other"))
         await done.wait()
     server.close()
+
+
+def test_ipv4_peer_of_a_listener_for_both_has_its_own_address() -> None:
+    peers: list[str] = []
+    measured: list[str] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def dispatch(peer: Peer, _frame: memoryview) -> None:
+            peers.append(peer.peer)
+            done.set()
+
+        def throttle_ms(ip: str) -> int:
+            measured.append(ip)
+            return 0
+
+        server = Server(loop, dispatch, dataclasses.replace(LIMITS, throttle_ms=throttle_ms))
+        port = server.bind("A", "::", 0)
+        server.start_accepting("A")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(framed(b"request"))
+            await done.wait()
+        server.close()
+        assert not server._per_ip
+
+    run_in("asyncio", scenario())
+    assert [peer.rpartition(":")[0] for peer in peers] == measured == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize("loop_name", LOOPS)

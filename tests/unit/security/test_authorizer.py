@@ -97,6 +97,13 @@ def test_permission_to_alter_configs_implies_describing_them() -> None:
         ("2001:db8::/32", "2001:db8::7", True),
         ("2001:db8::/32", "10.1.2.3", False),
         ("10.1.0.0/16", "not an address", False),
+        ("10.1.2.3", "::ffff:10.1.2.3", True),
+        ("::ffff:10.1.2.3", "10.1.2.3", True),
+        ("::ffff:10.1.0.0/112", "10.1.2.3", True),
+        ("10.1.0.0/16", "::ffff:10.1.2.3", True),
+        ("0:0:0:0:0:0:0:1", "::1", True),
+        ("2001:DB8::7", "2001:db8::7", True),
+        ("broker.example", "10.1.2.3", False),
     ],
 )
 def test_host_is_an_address_or_a_range(rule_host: str, host: str, expected: bool) -> None:

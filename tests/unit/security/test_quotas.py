@@ -11,7 +11,7 @@ from tidemill.security.quotas import (
     Rate,
     TokenBucket,
     client_quota,
-    ip_quota,
+    ip_quotas,
     throttle_ms,
 )
 
@@ -56,9 +56,16 @@ def test_address_has_its_own_quota_or_the_default() -> None:
         entity({"ip": "10.0.0.1"}): {CONNECTION_CREATION_RATE: 5.0},
         entity({"ip": None}): {CONNECTION_CREATION_RATE: 9.0},
     }
-    assert ip_quota(quotas, "10.0.0.1") == 5
-    assert ip_quota(quotas, "10.0.0.2") == 9
-    assert ip_quota({}, "10.0.0.1") is None
+    assert ip_quotas(quotas) == {"10.0.0.1": 5, None: 9}
+    assert ip_quotas({}) == {}
+
+
+def test_spellings_of_an_address_share_its_smallest_quota() -> None:
+    quotas = {
+        entity({"ip": spelled}): {CONNECTION_CREATION_RATE: limit}
+        for spelled, limit in (("0:0:0:0:0:0:0:1", 7.0), ("::1", 6.0), ("::ffff:10.0.0.1", 5.0))
+    }
+    assert ip_quotas(quotas) == {"::1": 6, "10.0.0.1": 5}
 
 
 def test_first_burst_is_measured_over_ten_seconds() -> None:

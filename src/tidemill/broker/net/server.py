@@ -28,6 +28,7 @@ from tidemill.broker.net.tls import HandshakeFailed, TlsConnection, accept_tls
 from tidemill.broker.net.tls_socket import ByteSocket, SecuredSocket
 from tidemill.broker.net.turns import Turns
 from tidemill.errors import ConfigError
+from tidemill.security.addresses import normal_address
 from tidemill.security.principals import ANONYMOUS, NoMatchingRule, Principal, Subject
 from tidemill.tls.contexts import TlsContexts
 from tidemill.tls.refusals import RefusalLog
@@ -117,7 +118,9 @@ class Server:
             self._admit(sock, address, self._listeners[listener])
 
     def _admit(self, sock: socket.socket, address: tuple[str, int], listener: _Listener) -> None:
-        ip = address[0]
+        # On a listener for both, an IPv4 peer has an address of IPv6.
+        ip = normal_address(address[0])
+        address = (ip, address[1])
         limits = self._limits
         open_count = len(self._connections) + len(self._handshakes) + len(self._throttled)
         if open_count >= limits.connections_max or self._per_ip[ip] >= limits.connections_per_ip_max:

@@ -18,6 +18,7 @@ from math import inf
 
 from tidemill.broker.net.network import Peer
 from tidemill.config import SecurityConfig
+from tidemill.security.addresses import normal_address
 
 # The machine of this node, by whichever of its addresses.
 _HERE = "here"
@@ -150,11 +151,8 @@ def _is_literal(host: str) -> bool:
 
 def _normal(host: str, local: str) -> str:
     """An address in one spelling; every loopback address, and the one that was dialled, is this machine."""
-    host = host.strip("[]")
-    try:
-        address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return _HERE if address.is_loopback or host == local.strip("[]") else str(address)
+    address = normal_address(host.strip("[]"))
+    if not _is_literal(address):
+        return address
+    is_here = ipaddress.ip_address(address).is_loopback or address == normal_address(local.strip("[]"))
+    return _HERE if is_here else address

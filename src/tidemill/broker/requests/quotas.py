@@ -30,7 +30,7 @@ from tidemill.security.quotas import (
     Rate,
     TokenBucket,
     client_quota,
-    ip_quota,
+    ip_quotas,
     throttle_ms,
 )
 
@@ -270,13 +270,18 @@ class ConnectionRates:
     def __init__(self, steady_ms: Callable[[], int], quotas: Callable[[], Quotas]) -> None:
         self._steady_ms = steady_ms
         self._quotas = quotas
+        # The quotas that were read last, and what they say of addresses.
+        self._version: Quotas = {}
+        self._limits: dict[str | None, float] = {}
         # The address that was measured first comes first.
         self._rates: dict[str, Rate] = {}
 
     def throttle_ms(self, address: str) -> int:
         """Counts a new connection, or returns how long it is kept waiting before it is closed."""
         quotas = self._quotas()
-        limit = ip_quota(quotas, address) if quotas else None
+        if quotas is not self._version:
+            self._version, self._limits = quotas, ip_quotas(quotas)
+        limit = self._limits.get(address, self._limits.get(None))
         if limit is None:
             self._rates.pop(address, None)
             return 0
