@@ -108,6 +108,7 @@ class FilteredRead:
         self._offset = offset
         self._select = select
         self._max_bytes = max_bytes
+        self._takes_any_first = True
         self._on_undecodable = on_undecodable
         self._skipping = skipping
         self._known_run = known_run
@@ -141,6 +142,11 @@ class FilteredRead:
 
     def has_more(self, end_offset: int) -> bool:
         return not self.is_full and self.next_offset < end_offset
+
+    def limit(self, max_bytes: int, *, takes_any_first: bool) -> None:
+        """Find no more than so many bytes from now on; with `takes_any_first` one batch, whatever its size."""
+        self._max_bytes = max_bytes
+        self._takes_any_first = takes_any_first
 
     def advance(self, end_offset: int, scan_bytes_max: int) -> Steps[int]:
         """Look through more batches below `end_offset`. Returns how many bytes were looked through.
@@ -178,9 +184,10 @@ class FilteredRead:
             return 0
         segment = self._segment()
         room = max(0, self._max_bytes - self.length)
-        found = segment.read(self.next_offset, room, end_offset, at_least_one=not self._parts)
+        at_least_one = self._takes_any_first and not self._parts
+        found = segment.read(self.next_offset, room, end_offset, at_least_one=at_least_one)
         if not found.length:
-            self.is_full = bool(self._parts) and found.position < segment.locate(end_offset)
+            self.is_full = not at_least_one and found.position < segment.locate(end_offset)
             return 0
         first = segment.header_at(found.position)
         if first is None or first.base_offset < self.next_offset:
@@ -418,7 +425,9 @@ class FilteredRead:
             return None
 
     def _has_room(self, kept: Kept) -> bool:
-        return not self._parts or self.length + kept.length <= self._max_bytes
+        if self._takes_any_first and not self._parts:
+            return True
+        return self.length + kept.length <= self._max_bytes
 
     def _add(self, kept: Kept) -> None:
         parts = self._parts

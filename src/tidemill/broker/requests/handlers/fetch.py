@@ -196,9 +196,7 @@ class ConsumerFetch:
 
     def read(self) -> tuple[list[Answer[Records]], int, bool]:
         """What every partition has now, how many bytes of records that is, and whether it cannot wait."""
-        left = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
-        if self._call.usage is not None:
-            left = min(left, self._call.usage.fetch_bytes_max())
+        left = self._response_bytes_max()
         found_bytes = 0
         is_urgent = False
         can_grow = False
@@ -224,17 +222,14 @@ class ConsumerFetch:
                 continue
             can_grow = True
             records: Records | None
+            is_first = found_bytes == 0
             if is_filtered:
-                fetched, records, found = self._read_filtered(partition, key, wanted)
-                found_bytes += found
+                fetched, records, found = self._read_filtered(partition, key, wanted, left, is_first=is_first)
             else:
-                fetched, records = self._read_partition(
-                    partition, wanted, left, at_least_one=found_bytes == 0
-                )
-                if records is not None:
-                    found_bytes += records.length
-            if records is not None:
-                left = max(0, left - records.length)
+                fetched, records = self._read_partition(partition, wanted, left, at_least_one=is_first)
+                found = records.length if records is not None else 0
+            found_bytes += found
+            left = max(0, left - found)
             if fetched.error_code:
                 is_urgent = self._has_errors = True
                 partition.counts.failed_fetch_requests += 1
@@ -242,6 +237,13 @@ class ConsumerFetch:
                 is_urgent = True
             answers.append((key, fetched, records))
         return answers, found_bytes, is_urgent or not can_grow
+
+    def _response_bytes_max(self) -> int:
+        """How many bytes of records all partitions share. One batch may exceed it, when it is the first."""
+        bytes_max = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
+        if self._call.usage is not None:
+            bytes_max = min(bytes_max, self._call.usage.fetch_bytes_max())
+        return bytes_max
 
     def _read_partition(
         self, partition: Partition, wanted: FetchPartition, left: int, *, at_least_one: bool
@@ -311,7 +313,7 @@ class ConsumerFetch:
         return partial(partition.delivery.known_run, log)
 
     def _read_filtered(
-        self, partition: Partition, key: WireKey, wanted: FetchPartition
+        self, partition: Partition, key: WireKey, wanted: FetchPartition, left: int, *, is_first: bool
     ) -> tuple[Fetched, Filtered | None, int]:
         """The answer, and how many bytes of records it has besides the empty batch at its end."""
         if partition.reader.log is not None:
@@ -327,6 +329,9 @@ class ConsumerFetch:
         read = self._filtered.get(key)
         if read is not None and read.has_failed:
             return Fetched(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), None, 0
+        if read is not None and read.length > left and not is_first:
+            # Plain partitions before it need the room. It comes before them in the next fetch.
+            read = None
         fetched, records = partition.reader.fetch_filtered(
             wanted, read, reads_committed=self._reads_committed
         )
@@ -335,32 +340,21 @@ class ConsumerFetch:
     def look_further(self, scan_bytes_max: int) -> Steps[tuple[int, bool]]:
         """Look through more of the views' sources. Returns the bytes, and whether there is still more."""
         scanned_bytes, has_more = 0, False
+        bytes_max = self._response_bytes_max()
+        found_bytes = sum(each.length for each in self._filtered.values())
         for key, wanted, _ in self._wanted:
             partition, view, _ = self._broker.replicas.find_readable(key)
             log = partition.log if partition is not None else None
             if partition is None or log is None:
                 continue
-            select = self._select(view, partition, log)
-            if select is None:
+            read = self._continued_read(key, wanted, partition, view, log)
+            if read is None:
                 continue
-            if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
+            others_bytes = found_bytes - read.length
+            left = bytes_max - others_bytes
+            if left <= 0 < others_bytes:
                 continue
-            read = self._filtered.get(key)
-            if read is None or read.log is not log:
-                (partition if view is None else view).counts.fetch_requests += 1
-                on_undecodable = partial(self._broker.replicas.report_undecodable, partition)
-                max_bytes = min(wanted.partition_max_bytes, self._request.max_bytes)
-                read = self._filtered[key] = FilteredRead(
-                    log,
-                    wanted.fetch_offset,
-                    select,
-                    max_bytes,
-                    on_undecodable,
-                    None
-                    if view is None
-                    else Skipping(view.probe, self._broker.replicas.tag_indexes, select is view.select),
-                    self._known_run(partition, log) if view is None else None,
-                )
+            read.limit(min(wanted.partition_max_bytes, left), takes_any_first=not others_bytes)
             records_before = read.scanned_records, read.shown_records
             try:
                 scanned = yield from read.advance(self._end_offset(partition), scan_bytes_max - scanned_bytes)
@@ -374,7 +368,30 @@ class ConsumerFetch:
                 self._broker.replicas.report_damage(partition, str(failure))
             else:
                 has_more = has_more or read.has_more(self._end_offset(partition))
+            found_bytes = others_bytes + read.length
         return scanned_bytes, has_more
+
+    def _continued_read(
+        self, key: WireKey, wanted: FetchPartition, partition: Partition, view: View | None, log: Log
+    ) -> FilteredRead | None:
+        """What was found of a partition so far, or a new read; None when nothing of it is left out."""
+        select = self._select(view, partition, log)
+        if select is None or not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
+            return None
+        read = self._filtered.get(key)
+        if read is None or read.log is not log:
+            (partition if view is None else view).counts.fetch_requests += 1
+            tag_indexes = self._broker.replicas.tag_indexes
+            read = self._filtered[key] = FilteredRead(
+                log,
+                wanted.fetch_offset,
+                select,
+                wanted.partition_max_bytes,
+                partial(self._broker.replicas.report_undecodable, partition),
+                None if view is None else Skipping(view.probe, tag_indexes, select is view.select),
+                self._known_run(partition, log) if view is None else None,
+            )
+        return read
 
     def _end_offset(self, partition: Partition) -> int:
         end_offset = partition.last_stable_offset if self._reads_committed else partition.high_watermark
