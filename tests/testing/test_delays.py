@@ -302,3 +302,33 @@ def test_a_record_that_is_delivered_while_it_gets_another_time_comes_once(
     assert shared.waiting(topic) == []
     shared.clock.advance(hours=4)
     assert shown(shared, topic) == ["once"]
+
+
+def test_a_recurring_message_that_has_fired_can_be_rescheduled(shared: InProcessBroker, topic: str) -> None:
+    shared.produce(
+        topic, "report", key="k", headers={"tidemill-schedule": "@every 1h", "tidemill-schedule-id": "s"}
+    )
+    shared.clock.advance(minutes=61)
+    assert len(shared.records(topic, count=1)) == 1
+    with Cluster(shared.bootstrap) as cluster:
+        moved_to = DelayAdmin(cluster).reschedule(topic, 0, 0, [Header("tidemill-schedule", b"@every 2h")])
+    assert [(each.offset, each.schedule) for each in shared.waiting(topic)] == [(moved_to, "@every 2h")]
+    shared.clock.advance(minutes=61)
+    assert len(shared.records(topic)) == 1
+    shared.clock.advance(minutes=61)
+    assert len(shared.records(topic, count=2)) == 2
+
+
+@pytest.mark.parametrize("value", ["v", "v" * 40_000], ids=["small", "large"])
+def test_the_listing_says_when_a_schedule_fires_next_by_the_log(
+    shared: InProcessBroker, topic: str, value: str
+) -> None:
+    named = {"tidemill-schedule": "@every 1h", "tidemill-schedule-id": "s", "trace": "7"}
+    shared.produce(topic, value, key="k", headers=named)
+    shared.produce(topic, "once", headers={"tidemill-delay": "5h"})
+    shared.clock.advance(minutes=61)
+    (copy,) = shared.records(topic, count=1)
+    waits = {each.offset: each for each in shared.waiting(topic)}
+    assert waits[0].due_ms == int(headers(copy)["tidemill-next-due"] or b"")
+    assert (waits[0].value, waits[0].schedule_id) == (value.encode(), "s")
+    assert len(waits) == 2

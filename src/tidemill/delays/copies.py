@@ -171,6 +171,23 @@ def _append_content(
     copy += added
 
 
+def with_next_due(body: bytes, start: int, end: int, due_ms: int) -> bytes:
+    """The record between two positions, with a header more: when its schedule fires next."""
+    content_start = varint_at(body, start)[1]
+    # The attributes, and the deltas of timestamp and offset.
+    position = varint_at(body, varint_at(body, content_start + 1)[1])[1]
+    for _ in ("key", "value"):
+        length, position = varint_at(body, position)
+        position += max(0, length)
+    content = bytearray(body[content_start:position])
+    count, position = varint_at(body, position)
+    append_varint(content, count + 1)
+    content += body[position:end] + _NEXT_DUE_NAME + _value(due_ms)
+    record = bytearray()
+    append_varint(record, len(content))
+    return bytes(record + content)
+
+
 def _value(number: int) -> bytes:
     """A number as the value of a header, in decimal digits."""
     digits = b"%d" % number

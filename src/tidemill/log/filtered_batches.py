@@ -80,9 +80,9 @@ def kept_uncompressed(chunk: bytes, position: int, places: Places) -> KeptRecord
     )
 
 
-def kept_of(header: BatchHeader, body: bytes, places: Places) -> Steps[KeptRecords]:
-    """What is left of a batch with these decompressed records. It is not larger than the whole one."""
-    payload = b"".join([body[start:end] for start, end in places])
+def kept_of(header: BatchHeader, records: Sequence[bytes]) -> Steps[KeptRecords]:
+    """What is left of a batch: these records."""
+    payload = b"".join(records)
     attributes, codec = header.attributes, header.codec
     if codec and len(payload) <= header.size - HEADER_SIZE:
         # The codec would cost more time than the network.
@@ -93,7 +93,7 @@ def kept_of(header: BatchHeader, body: bytes, places: Places) -> Steps[KeptRecor
         payload = yield partial(compression.compress, codec, payload)
     length = HEADER_SIZE - LENGTH_PREFIX + len(payload)
     front = _FRONT.pack(header.base_offset, length, header.leader_epoch, MAGIC)
-    return KeptRecords(front, _CHECKED.pack(attributes, *header[6:12], len(places)), payload, len(places))
+    return KeptRecords(front, _CHECKED.pack(attributes, *header[6:12], len(records)), payload, len(records))
 
 
 def empty_batch(first_offset: int, last_offset: int, leader_epoch: int) -> bytearray:

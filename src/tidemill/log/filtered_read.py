@@ -62,6 +62,8 @@ Kept = FileSlice | KeptRecords
 # The kept records of a batch, from its decompressed records and its header. `ProtocolError` when they do not decode.
 # None stands for all of them.
 Select = Callable[[bytes, BatchHeader], Steps[list[RawRecord] | None]]
+# Kept records as the reader gets them, from the same and the records. None when they stay as they are.
+Restate = Callable[[bytes, BatchHeader, Sequence[RawRecord]], Steps[list[bytes] | None]]
 
 
 class Skipping(NamedTuple):
@@ -102,6 +104,7 @@ class FilteredRead:
         on_undecodable: Callable[[str], None],
         skipping: Skipping | None = None,
         known_run: Callable[[int], KnownRun] | None = None,
+        restate: Restate | None = None,
     ) -> None:
         """`known_run` returns what is known in advance of the records from an offset on."""
         self.log = log
@@ -112,6 +115,7 @@ class FilteredRead:
         self._on_undecodable = on_undecodable
         self._skipping = skipping
         self._known_run = known_run
+        self._restate = restate
         # Set by the reader's owner: the log is damaged there.
         self.has_failed = False
         # Over all batches that were looked at; those that had to be looked at again count again.
@@ -411,13 +415,18 @@ class FilteredRead:
             body = yield from records_in_steps(batch, header)
             if places is None or not holds_record(body, *places[0]):
                 records = yield from self._select(body, header)
+                if records and self._restate is not None:
+                    restated = yield from self._restate(body, header, records)
+                    if restated is not None:
+                        _check_sum(batch, header)
+                        return (yield from kept_of(header, restated))
                 if records is None or len(records) == header.record_count:
                     return whole
                 if not records:
                     return None
                 places = [(record[0], record[1]) for record in records]
             _check_sum(batch, header)
-            return (yield from kept_of(header, body, places))
+            return (yield from kept_of(header, [body[start:end] for start, end in places]))
         except ProtocolError as error:
             _check_sum(batch, header, f": {error}")
             # It cannot be said whether they match, so they are not shown.

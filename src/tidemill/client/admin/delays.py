@@ -7,7 +7,6 @@ change the topic's configuration. The partition's leader knows what waits, so a 
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from tidemill.client.producing.producer import Producer
 from tidemill.config import DELAYS_ENABLE
 from tidemill.delays.requests import (
     CANCEL,
+    NEXT_DUE,
     SCHEDULE,
     SCHEDULE_ID,
     TIME_ZONE,
@@ -162,11 +162,10 @@ class DelayAdmin:
         ]
         starts = self._admin.start_offsets(partitions)
         ends = self._admin.end_offsets(partitions, READ_COMMITTED)
-        wall_ms = time.time_ns() // 1_000_000
         for each in sorted(partitions):
             start = max(starts[each], first_offset if each.partition == first_partition else 0)
             for record in self._waiting_records(each, start, ends[each], fetch_bytes):
-                message = _message(each.partition, record, wall_ms, value_bytes_max)
+                message = _message(each.partition, record, value_bytes_max)
                 if message is not None:
                     yield message
 
@@ -192,11 +191,13 @@ class DelayAdmin:
                     yield record
 
     def _was_delivered(self, tp: TopicPartition, offset: int, before_offset: int) -> bool:
-        """Whether a copy of the record at an offset stands before another offset."""
+        """Whether the last copy of the record at an offset stands before another offset. A schedule goes on after others."""
         if before_offset <= offset + 1:
             return False
         return any(
-            isinstance(meaning := meaning_of(record), Copy) and meaning.pending_offset == offset
+            isinstance(meaning := meaning_of(record), Copy)
+            and meaning.pending_offset == offset
+            and meaning.next_due_ms is None
             for header, batch in self._batches(tp, offset + 1, before_offset, READ_UNCOMMITTED | READ_HIDDEN)
             for record in delay_records(batch, header)
             if record.offset < before_offset
@@ -227,30 +228,25 @@ def _due(message: PendingMessage) -> tuple[int, int, int]:
     return message.due_ms, message.partition, message.offset
 
 
-def _message(
-    partition: int, record: Record, wall_ms: int, value_bytes_max: int | None
-) -> PendingMessage | None:
+def _message(partition: int, record: Record, value_bytes_max: int | None) -> PendingMessage | None:
     """A record that waits, as it is listed; None for one that does not say when it is due."""
     meaning = meaning_of(record)
     if isinstance(meaning, Carried):
         meaning = meaning.delayed
     if not isinstance(meaning, Delayed):
         return None
-    due_ms = meaning.due_ms
-    if meaning.schedule is not None and due_ms <= wall_ms:
-        # The record states its first time only. The schedule goes on from the last one that was delivered.
-        due_ms = meaning.schedule.next_after(wall_ms) or due_ms
     texts = {
         each.key: (each.value or b"").decode(errors="replace")
         for each in record.headers
-        if each.key in (SCHEDULE_ID, SCHEDULE, TIME_ZONE)
+        if each.key in (SCHEDULE_ID, SCHEDULE, TIME_ZONE, NEXT_DUE)
     }
     schedule = texts.get(SCHEDULE)
     value = record.value
     return PendingMessage(
         partition,
         record.offset,
-        due_ms,
+        # A record in the log states its first time only; the leader adds when its schedule fires next.
+        int(texts[NEXT_DUE]) if NEXT_DUE in texts else meaning.due_ms,
         record.key,
         value if value is None else value[:value_bytes_max],
         texts.get(SCHEDULE_ID),

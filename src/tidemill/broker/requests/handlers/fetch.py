@@ -62,8 +62,8 @@ from tidemill.broker.requests.security.node_hosts import hosts_of_replica
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.log.files import FileSlice
-from tidemill.log.filtered_read import Filtered, FilteredRead, KnownRun, Select, Skipping, both
-from tidemill.log.hidden_records import run_without_waiting, select_shown, select_waiting
+from tidemill.log.filtered_read import Filtered, FilteredRead, KnownRun, Restate, Select, Skipping, both
+from tidemill.log.hidden_records import restate_recurring, run_without_waiting, select_shown, select_waiting
 from tidemill.log.log import Log
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
@@ -306,6 +306,10 @@ class ConsumerFetch:
             shown = select_waiting(state)
         return shown if view is None else both(shown, view.select)
 
+    def _restate(self, partition: Partition, log: Log) -> Restate | None:
+        state = partition.delivery.state_of(log) if self._sees_waiting else None
+        return None if state is None else restate_recurring(state)
+
     def _known_run(self, partition: Partition, log: Log) -> Callable[[int], KnownRun]:
         state = partition.delivery.state_of(log) if self._sees_waiting else None
         if state is not None:
@@ -390,6 +394,7 @@ class ConsumerFetch:
                 partial(self._broker.replicas.report_undecodable, partition),
                 None if view is None else Skipping(view.probe, tag_indexes, select is view.select),
                 self._known_run(partition, log) if view is None else None,
+                self._restate(partition, log),
             )
         return read
 
