@@ -304,6 +304,17 @@ class Comparison(RuleBasedStateMachine):
         assert not taken & waiting
 
     @invariant()
+    def counts_are_durable(self) -> None:
+        """When nothing is left to write, the next leader knows every delivery whose lock has ended."""
+        if self.write is not None or self.machine.needs_write:
+            return
+        for offset in range(self.machine.start_offset, self.model.end):
+            entry = self.model.entries[offset]
+            if offset not in EMPTY and not entry.state.is_final:
+                count, _ = self.durable.get(offset, (0, 0))
+                assert count >= entry.delivery_count - (entry.state == DeliveryState.ACQUIRED), offset
+
+    @invariant()
     def agrees(self) -> None:
         self.machine.check_invariants()
         model = self.model

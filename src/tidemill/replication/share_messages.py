@@ -94,8 +94,8 @@ class Write(NamedTuple):
     batches: tuple[StateBatch, ...]
     delivery_complete_count: int
     transitions: tuple[Transition, ...]
-    # (first offset, ended deliveries) of ranges whose count was not durable.
-    counted: tuple[tuple[int, int], ...]
+    # Whether it has counts of ranges that came back without an acknowledgement.
+    has_counts: bool
 
 
 class Dead(NamedTuple):

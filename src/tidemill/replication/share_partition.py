@@ -34,7 +34,7 @@ from tidemill.replication.share_messages import (
     Transition,
     Write,
 )
-from tidemill.replication.share_ranges import DeliveryState, InFlight, Range
+from tidemill.replication.share_ranges import CountState, DeliveryState, InFlight, Range
 
 # The fewest deliveries after which a record is kept apart from others.
 _ISOLATED_SINCE_MIN = 2
@@ -376,7 +376,8 @@ class SharePartition:
                 self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
             else:
                 self._in_flight.change(each, DeliveryState.AVAILABLE, each.delivery_count)
-                each.is_unwritten = self._has_unwritten = True
+                each.count_state = CountState.UNWRITTEN
+                self._has_unwritten = True
                 counts = self.counts
             counts.lock_timeouts += each.size if is_timeout else 0
         if transition.changes:
@@ -436,10 +437,11 @@ class SharePartition:
                 if each.transition is transition:
                     targets[each] = state
                     batches.append(_batch(each, state, each.delivery_count))
-        counted: list[tuple[int, int]] = []
+        has_counts = False
         for each in self._in_flight.ranges if self._has_unwritten else ():
-            if each.is_unwritten and each not in targets:
-                counted.append((each.first_offset, each.ended_deliveries))
+            if each.count_state is CountState.UNWRITTEN and each not in targets:
+                each.count_state = CountState.IN_WRITE
+                has_counts = True
                 batches.append(_batch(each, DeliveryState.AVAILABLE, each.ended_deliveries))
         start_offset = self._in_flight.start_after(targets)
         self._is_writing = True
@@ -448,27 +450,29 @@ class SharePartition:
             tuple(sorted(batches)),
             self._in_flight.final_count(targets, start_offset),
             transitions,
-            tuple(counted),
+            has_counts,
         )
 
     def written(self, write: Write, *, is_durable: bool) -> None:
         """The outcome of a write."""
         self._is_writing = False
-        if is_durable:
-            self._note_counted(write.counted)
+        if write.has_counts:
+            self._counts_written(CountState.DURABLE if is_durable else CountState.UNWRITTEN)
         for transition in write.transitions:
             if is_durable:
                 self._carry_out(transition)
             else:
                 self._take_back(transition)
+        if self._has_unwritten:
+            self._has_unwritten = any(
+                each.count_state is CountState.UNWRITTEN for each in self._in_flight.ranges
+            )
 
-    def _note_counted(self, counted: Sequence[tuple[int, int]]) -> None:
-        for first_offset, delivery_count in counted:
-            if self.start_offset <= first_offset < self.end_offset:
-                each = self._in_flight.ranges[self._in_flight.index_of(first_offset)]
-                if each.ended_deliveries == delivery_count:
-                    each.is_unwritten = False
-        self._has_unwritten = any(each.is_unwritten for each in self._in_flight.ranges)
+    def _counts_written(self, state: CountState) -> None:
+        for each in self._in_flight.ranges:
+            if each.count_state is CountState.IN_WRITE:
+                each.count_state = state
+        self._in_flight.settle(self.start_offset, self.end_offset)
 
     def _carry_out(self, transition: Transition) -> None:
         self.counts.add(transition.counts)

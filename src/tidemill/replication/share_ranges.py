@@ -7,7 +7,7 @@ one, so memory grows with what differs, not with records. Decides nothing: `shar
 from __future__ import annotations
 
 from bisect import bisect_right
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from operator import attrgetter
 
 from tidemill.protocol import share_state
@@ -30,16 +30,25 @@ class DeliveryState(IntEnum):
         return self in (DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED)
 
 
+class CountState(Enum):
+    """How far the delivery count of a range, without the delivery that is under way, is durable."""
+
+    DURABLE = auto()
+    # The write that is under way has it.
+    IN_WRITE = auto()
+    UNWRITTEN = auto()
+
+
 class Range:
     """Consecutive offsets in the same state."""
 
     __slots__ = (
+        "count_state",
         "deadline_ms",
         "delivery_count",
         "end_offset",
         "first_offset",
         "holder",
-        "is_unwritten",
         "state",
         "transition",
     )
@@ -63,8 +72,7 @@ class Range:
         self.deadline_ms = deadline_ms
         # The change that is not durable yet; the range stays as it is until then.
         self.transition: object | None = None
-        # Whether its delivery count, without the delivery that is under way, is not durable.
-        self.is_unwritten = False
+        self.count_state = CountState.DURABLE
 
     @property
     def size(self) -> int:
@@ -91,7 +99,8 @@ class Range:
             and self.deadline_ms == other.deadline_ms
             and self.transition is other.transition
             and self.transition is None
-            and self.is_unwritten == other.is_unwritten
+            # What came back during a write is not part of that write.
+            and self.count_state is other.count_state
         )
 
 
@@ -186,7 +195,7 @@ class InFlight:
         rest = Range(
             offset, found.end_offset, found.state, found.delivery_count, found.holder, found.deadline_ms
         )
-        rest.is_unwritten = found.is_unwritten
+        rest.count_state = found.count_state
         found.end_offset = offset
         self.ranges.insert(index + 1, rest)
 
@@ -206,7 +215,7 @@ class InFlight:
         changed.holder = holder
         changed.deadline_ms = deadline_ms
         if state != DeliveryState.ACQUIRED:
-            changed.is_unwritten = False
+            changed.count_state = CountState.DURABLE
         if state == DeliveryState.AVAILABLE:
             self._available_from = min(self._available_from, changed.first_offset)
 

@@ -230,6 +230,21 @@ def test_renewed_lock_lasts(world: World) -> None:
     assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
 
 
+def test_failure_31_sessions_that_close_during_a_write_count(world: World, states: StoredStates) -> None:
+    write(world, 1, b"a", b"b")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    assert first.fetch(max_wait_ms=WAIT_MS, max_records=1).acquired() == [(0, 0, 1)]
+    assert second.fetch(max_wait_ms=WAIT_MS, max_records=1).acquired() == [(1, 1, 1)]
+    states.is_held = True
+    second.close()
+    world.settle(0.1)
+    first.close()
+    states.is_held = False
+    world.settle()
+    assert states.of().offsets == {0: (1, 0), 1: (1, 0)}
+    assert Member(world, "m3").fetch(max_wait_ms=WAIT_MS).acquired() == [(0, 1, 2)]
+
+
 def test_session_epochs(world: World) -> None:
     member = Member(world)
     assert member.fetch(epoch=1).error is ErrorCode.SHARE_SESSION_NOT_FOUND

@@ -129,3 +129,29 @@ def test_rejected_record_is_not_done_before_its_dead_letter_is_written() -> None
     machine.buried(owed)
     machine.written(machine.next_write(), is_durable=True)
     assert machine.start_offset == 3
+
+
+def test_what_comes_back_during_a_write_is_written_with_the_next_one() -> None:
+    machine = begun()
+    take(machine, 1, 2, "a")
+    take(machine, 1, 2, "b")
+    machine.release_member("b")
+    write = machine.next_write()
+    assert write.batches == (StateBatch(1, 1, 0, 1),)
+    machine.release_member("a")
+    machine.written(write, is_durable=True)
+    machine.check_invariants()
+    assert machine.needs_write
+    assert machine.next_write().batches == (StateBatch(0, 0, 0, 1),)
+
+
+def test_counts_of_a_failed_write_are_written_with_the_next_one() -> None:
+    machine = begun()
+    take(machine, 2, 2, "a")
+    machine.release_member("a")
+    machine.written(machine.next_write(), is_durable=False)
+    assert machine.needs_write
+    write = machine.next_write()
+    assert write.batches == (StateBatch(0, 1, 0, 1),)
+    machine.written(write, is_durable=True)
+    assert not machine.needs_write
