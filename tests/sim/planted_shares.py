@@ -36,7 +36,7 @@ from tidemill.replication.share_messages import (
     Write,
 )
 from tidemill.replication.share_partition import SharePartition
-from tidemill.replication.share_ranges import DeliveryState, Range
+from tidemill.replication.share_ranges import CountState, DeliveryState, Range
 
 SHARES = replace_(ROUGH, duration_s=90.0, has_shares=True, mean_upset_interval_s=10.0)
 
@@ -91,6 +91,29 @@ def releases_are_not_counted(replace: Replace) -> None:
         return change
 
     replace(SharePartition, "_change_of", _change_of)
+
+
+def locks_that_end_are_not_counted(replace: Replace) -> None:
+    original = SharePartition._give_back
+
+    def _give_back(self: SharePartition, ranges: Sequence[Range], *, is_timeout: bool = False) -> bool:
+        for each in ranges:
+            each.delivery_count -= 1
+        return original(self, ranges, is_timeout=is_timeout)
+
+    replace(SharePartition, "_give_back", _give_back)
+
+
+def what_comes_back_during_a_write_counts_as_written(replace: Replace) -> None:
+    original = SharePartition._counts_written
+
+    def _counts_written(self: SharePartition, state: CountState) -> None:
+        for each in self._in_flight.ranges:
+            if each.count_state is CountState.UNWRITTEN:
+                each.count_state = CountState.IN_WRITE
+        original(self, state)
+
+    replace(SharePartition, "_counts_written", _counts_written)
 
 
 def the_limit_archives_nothing(replace: Replace) -> None:
@@ -271,6 +294,7 @@ def the_log_is_pruned_with_its_last_snapshot(replace: Replace) -> None:
 SHARE_BUGS: tuple[Bug, ...] = (
     Bug("answered before it is durable", answered_before_it_is_durable, found_in=3, plan=SHARES),
     Bug("releases are not counted", releases_are_not_counted, plan=SHARES),
+    Bug("locks that end are not counted", locks_that_end_are_not_counted, plan=SHARES),
     Bug("the limit archives nothing", the_limit_archives_nothing, found_in=2, plan=SHARES),
     Bug("the start offset passes locked records", the_start_offset_passes_locked_records, plan=SHARES),
     Bug(
@@ -342,6 +366,13 @@ SHARE_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
     (
         Bug("a failed write counts", a_failed_write_counts),
         _at_a_leader(leaders.test_failed_write_leaves_the_record_locked_for_its_holder),
+    ),
+    (
+        Bug(
+            "what comes back during a write counts as written",
+            what_comes_back_during_a_write_counts_as_written,
+        ),
+        _at_a_leader(leaders.test_failure_31_sessions_that_close_during_a_write_count),
     ),
     (
         Bug("a lock ends while its write is under way", a_lock_ends_while_its_write_is_under_way),

@@ -21,7 +21,7 @@ from tidemill.sim.guarding import login_of, node_settings
 from tidemill.sim.platform.loops import Scheduler, SimulatedLoop
 from tidemill.sim.platform.network import Wires
 from tidemill.sim.trace import Trace
-from tidemill.types import BrokerId
+from tidemill.types import BrokerId, TopicPartition
 
 _VIOLATIONS_MAX = 20
 
@@ -71,7 +71,10 @@ class Stage:
         if plan.has_authentication:
             self.cluster.security = node_settings()
         self.record = Record(
-            lambda: self.scheduler.now_s, self.accuse, coordinator_host=self._coordinator_host
+            lambda: self.scheduler.now_s,
+            self.accuse,
+            coordinator_host=self._coordinator_host,
+            leadership=self._leadership,
         )
         self._client_loops: dict[str, SimulatedLoop] = {}
         self._tasks: list[asyncio.Task[Any]] = []
@@ -167,6 +170,14 @@ class Stage:
                 known.append(topic.partitions[partition_for_group(group, len(topic.partitions))])
         newest = max(known, key=lambda partition: partition.leader_epoch, default=None)
         return None if newest is None or newest.leader < 0 else host_of(newest.leader)
+
+    def _leadership(self, host: str, tp: TopicPartition) -> str:
+        for machine in self.cluster.brokers():
+            if machine.host == host and machine.node is not None:
+                partition, _ = machine.node.broker.replicas.find((tp.topic, tp.partition))
+                if partition is not None and partition.is_leader:
+                    return f"{host}, process {machine.starts}, leader epoch {partition.leader_epoch}"
+        return ""
 
     def may_be_killed(self, machine: Machine) -> bool:
         """Whether every node is up, and every partition has another ISR member, in every node's view."""

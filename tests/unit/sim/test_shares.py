@@ -57,6 +57,7 @@ class Life:
         *,
         asked_s: float | None = None,
         number: int | None = None,
+        leadership: str = "",
     ) -> Life:
         self._fetches += 1
         asked_s = self._pass() if asked_s is None else asked_s
@@ -64,7 +65,7 @@ class Life:
         at_s = self._pass()
         self.events.append(FetchAnswered(at_s, str(self._fetches)))
         message = MessageId("p", offset if number is None else number)
-        record = AcquiredRecord(at_s, asked_s, member, JOBS, offset, message, count)
+        record = AcquiredRecord(at_s, asked_s, member, JOBS, offset, message, count, leadership)
         self._held[member, offset] = record
         self.events.append(record)
         return self
@@ -139,6 +140,11 @@ def test_a_response_may_arrive_after_the_record_was_done() -> None:
     assert check_shares(life.settle(1).events) == []
 
 
+def test_the_next_leader_may_not_know_a_delivery() -> None:
+    life = Life().produce(0).fetch("a", 0, leadership="node1").fetch("b", 0, leadership="node2")
+    assert check_shares(life.fetch("c", 0).acknowledge("c", 0).settle(1).events) == []
+
+
 def test_altered_offsets_begin_another_life() -> None:
     """A record that was done comes again, counted from the first delivery; one before the start need not come."""
     life = Life().produce(0, 1).work("a", 0).work("a", 1, kind=RELEASE).alter(1)
@@ -176,6 +182,13 @@ PLANTED: tuple[tuple[str, Script, str], ...] = (
         "released at",
     ),
     ("no_delivery_is_invented", lambda life: life.fetch("a", 0, 2), "members know of 1"),
+    (
+        "a_leader_counts_every_delivery",
+        lambda life: (
+            life.fetch("a", 0, leadership="node1").fetch("b", 0, leadership="node1").acknowledge("b", 0)
+        ),
+        "as delivery 1 from node1",
+    ),
     (
         "the_limit_holds",
         lambda life: (

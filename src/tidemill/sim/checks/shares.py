@@ -73,6 +73,8 @@ class AcquiredRecord:
     offset: int
     message: MessageId
     delivery_count: int
+    # Which leader delivered it: process and leader epoch. Empty when a leadership began or ended meanwhile.
+    leadership: str = ""
 
     @property
     def place(self) -> Place:
@@ -297,6 +299,22 @@ def no_delivery_is_invented(history: ShareHistory) -> Iterator[str]:
                 break
 
 
+def a_leader_counts_every_delivery(history: ShareHistory) -> Iterator[str]:
+    """A leader delivers no record twice with the same delivery count, whether or how it came back.
+
+    The next leader may: it knows the deliveries that were durable.
+    """
+    seen: dict[tuple[Place, str, int], AcquiredRecord] = {}
+    for event in history:
+        if isinstance(event, AcquiredRecord) and event.leadership:
+            first = seen.setdefault((event.place, event.leadership, event.delivery_count), event)
+            if first is not event:
+                yield (
+                    f"{_where(event)} came to {first.member} at {first.at_s:.3f} and to {event.member} at "
+                    f"{event.at_s:.3f} as delivery {event.delivery_count} from {event.leadership}"
+                )
+
+
 def the_limit_holds(history: ShareHistory) -> Iterator[str]:
     """No record is delivered more often than the limit, and one that came back from its last delivery is archived."""
     limits = {event.partition: event.delivery_count_max for event in history if isinstance(event, Settled)}
@@ -394,6 +412,7 @@ SHARE_RULES: tuple[ShareRule, ...] = (
     a_release_counts,
     a_release_waits,
     no_delivery_is_invented,
+    a_leader_counts_every_delivery,
     the_limit_holds,
     nothing_is_skipped,
     dead_letters_are_what_was_given_up,

@@ -54,6 +54,8 @@ class Record:
     transactions: list[TransactionEvent] = field(default_factory=list)
     # The coordinator of a group in the newest metadata of any node; None when there is none.
     coordinator_host: Callable[[str], str | None] = lambda _: None
+    # The leadership of a partition at a host: process and leader epoch; empty when the host does not lead it.
+    leadership: Callable[[str, TopicPartition], str] = lambda *_: ""
     # The newest process of a transactional id; older ones are zombies, whether they know it or not.
     incarnations: dict[str, int] = field(default_factory=dict)
     # The last transaction that each producer id and epoch began.

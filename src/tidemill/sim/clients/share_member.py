@@ -256,6 +256,7 @@ class ShareMember:
         asked_s, fetch_id = record.now_s(), f"{client.name}/{self._fetches}"
         self._events += pending
         self._events.append(FetchSent(asked_s, fetch_id, client.name, tuple(sorted(tps))))
+        leaderships = {tp: record.leadership(address.host, tp) for tp in tps}
         answer = await client.ask(address, request, ShareFetchResponse, purpose="share", timeout_s=6.0)
         if answer is None:
             return None
@@ -264,7 +265,9 @@ class ShareMember:
             return None
         session.advance()
         session.partitions = set(tps)
-        return self._took(answer, pending, asked_s)
+        # A leadership that is the same before and after has served the fetch.
+        led = {tp: each for tp, each in leaderships.items() if each == record.leadership(address.host, tp)}
+        return self._took(answer, pending, asked_s, led)
 
     def _resent(self, pending: AcknowledgeSent) -> AcknowledgeSent:
         """The acknowledgement as it is sent now."""
@@ -289,7 +292,11 @@ class ShareMember:
         return [FetchTopic(topic_id=self._client.topic_ids[self._topic], partitions=partitions)]
 
     def _took(
-        self, answer: ShareFetchResponse, pending: list[AcknowledgeSent], asked_s: float
+        self,
+        answer: ShareFetchResponse,
+        pending: list[AcknowledgeSent],
+        asked_s: float,
+        leaderships: dict[TopicPartition, str],
     ) -> list[AcquiredRecord] | None:
         acquired: list[AcquiredRecord] = []
         confirmed: dict[TopicPartition, bool] = {}
@@ -301,14 +308,14 @@ class ShareMember:
                 if data.error_code:
                     is_led = False
                     continue
-                acquired += self._records(tp, data, asked_s)
+                acquired += self._records(tp, data, asked_s, leaderships.get(tp, ""))
         # A partition with acknowledgements is in the response, as one with records.
         self._confirm([each for each in pending if confirmed.get(each.partition)])
         self._events += acquired
         return acquired if is_led or acquired else None
 
     def _records(
-        self, tp: TopicPartition, data: ShareFetchPartitionData, asked_s: float
+        self, tp: TopicPartition, data: ShareFetchPartitionData, asked_s: float, leadership: str
     ) -> Iterator[AcquiredRecord]:
         record, name = self._client.record, self._client.name
         counts = {
@@ -327,7 +334,9 @@ class ShareMember:
                 count = counts.pop(found.offset, None)
                 if count is not None:
                     message = message_of(found.value or b"")
-                    yield AcquiredRecord(record.now_s(), asked_s, name, tp, found.offset, message, count)
+                    yield AcquiredRecord(
+                        record.now_s(), asked_s, name, tp, found.offset, message, count, leadership
+                    )
         if counts:
             record.accuse(f"{name} acquired offsets {sorted(counts)} of {tp} without their records")
 
