@@ -155,6 +155,35 @@ class TestDriverDies:
         assert sink.topic is not None
         assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "c", "d"]
 
+    @pytest.mark.parametrize("has_rows", [True, False])
+    def test_and_a_coordinator_is_away_when_the_next_batch_is_committed(
+        self,
+        sink: SinkOptions,
+        cluster: Cluster,
+        query: str,
+        monkeypatch: pytest.MonkeyPatch,
+        has_rows: bool,
+    ) -> None:
+        """The brokers that are left list no transaction of such a coordinator."""
+        with monkeypatch.context() as patch:
+            die(patch, two_phase, "_commit")
+            with pytest.raises(DriverDied):
+                self.batch(sink, cluster, query)
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionAdmin, "transactions", lambda *_, **__: [])
+            if has_rows:
+                write_batch(sink, Task(query, 4, 7), [rows("d")])
+            else:
+                commit_batch(cluster, query, 4, [])
+        assert open_ids(cluster, query) == []
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == [
+            "a",
+            "b",
+            "c",
+            *(["d"] if has_rows else []),
+        ]
+
     def test_unconfirmed_decision_is_found(
         self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

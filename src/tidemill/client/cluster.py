@@ -33,6 +33,8 @@ T = TypeVar("T")
 DEFAULT_PORT = 9092
 # Whose coordinator FindCoordinator is asked for.
 _GROUP, _TRANSACTION = 0, 1
+# The first version that finds many.
+_FIND_MANY_VERSION = 4
 # Where coordinators keep what they know.
 _TOPICS = {_GROUP: OFFSETS_TOPIC, _TRANSACTION: TRANSACTIONS_TOPIC}
 Connect = Callable[[Address], Connection]
@@ -193,6 +195,27 @@ class Cluster:
 
     def transaction_coordinator(self, transactional_id: str) -> Connection:
         return self._coordinator(_TRANSACTION, transactional_id)
+
+    def by_transaction_coordinator(
+        self, transactional_ids: Sequence[str]
+    ) -> list[tuple[Connection, list[str]]]:
+        """The ids by their coordinators, which one request finds."""
+        self._find_transaction_coordinators(transactional_ids)
+        led: dict[Address, list[str]] = {}
+        for each in transactional_ids:
+            self._coordinator(_TRANSACTION, each)
+            led.setdefault(self._coordinators[_TRANSACTION, each], []).append(each)
+        return [(self.connection(address), each) for address, each in led.items()]
+
+    def _find_transaction_coordinators(self, transactional_ids: Sequence[str]) -> None:
+        connection = self.any_broker()
+        unknown = [each for each in transactional_ids if (_TRANSACTION, each) not in self._coordinators]
+        if not unknown or connection.version_of(FindCoordinatorRequest) < _FIND_MANY_VERSION:
+            return
+        message = FindCoordinatorRequest(key_type=_TRANSACTION, coordinator_keys=unknown)
+        for found in connection.request(message, FindCoordinatorResponse).coordinators:
+            check(found.error_code, found.error_message)
+            self._coordinators[_TRANSACTION, found.key] = Address(found.host, found.port)
 
     def has_groups(self) -> bool:
         """Whether there can be groups. Asking for a coordinator creates its topic, which only a look should not do."""

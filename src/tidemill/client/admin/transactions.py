@@ -124,6 +124,20 @@ class TransactionAdmin:
 
         return self.cluster.retrying(attempt)
 
+    def describe_many(self, transactional_ids: Sequence[str]) -> dict[str, TransactionDescription]:
+        """Each as its own coordinator describes it. Those that it does not know are left out."""
+
+        def attempt() -> dict[str, TransactionDescription]:
+            if not transactional_ids or not self.cluster.has_transactions():
+                return {}
+            return {
+                state.transactional_id: _description(state)
+                for connection, led in self.cluster.by_transaction_coordinator(transactional_ids)
+                for state in _known_states(connection, led)
+            }
+
+        return self.cluster.retrying(attempt)
+
     # --- hanging transactions ---
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> list[OpenTransaction]:
@@ -189,6 +203,16 @@ class TransactionAdmin:
                 yield PartitionAnswer(partition, codes[partition], None)
 
         self.cluster.per_leader([transaction.partition], ask)
+
+
+def _known_states(
+    connection: Connection, transactional_ids: list[str]
+) -> Iterator[DescribeTransactionsTransactionState]:
+    message = DescribeTransactionsRequest(transactional_ids=transactional_ids)
+    for state in connection.request(message, DescribeTransactionsResponse).transaction_states:
+        if state.error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            check(state.error_code)
+            yield state
 
 
 def _check_filters(connection: Connection, message: ListTransactionsRequest) -> None:

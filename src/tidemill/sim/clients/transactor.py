@@ -30,6 +30,8 @@ from tidemill.protocol.api.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
     EndTxnRequest,
     EndTxnResponse,
     InitProducerIdRequest,
@@ -66,6 +68,7 @@ _OLD_ADD_PARTITIONS = 3
 _OLD_ADD_OFFSETS = 3
 _OLD_OFFSET_COMMIT = 4
 _OLD_END = 4
+_DESCRIBE = 0
 # The first version that can keep a transaction.
 _KEEPING_INIT_PRODUCER_ID = 6
 
@@ -422,6 +425,23 @@ class Transactor:
         if self._is_new:
             self._take(answer.producer_id, answer.producer_epoch)
             self._is_doubtful = False
+
+    async def is_surely_ended(self, writer: tuple[int, int]) -> bool:
+        """Whether the coordinator describes a later epoch than the writer's, of a transaction that is not being ended."""
+        self._is_new = True
+        request = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
+        while True:
+            answer = await self._ask(request, DescribeTransactionsResponse, _DESCRIBE)
+            if answer is None:
+                continue
+            (found,) = answer.transaction_states
+            code = ErrorCode(found.error_code)
+            if code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                return False
+            if code == ErrorCode.NONE:
+                is_later = found.producer_id == writer[0] and found.producer_epoch > writer[1]
+                return is_later and not found.transaction_state.startswith("Prepare")
+            await self._refused(code)
 
     async def abort(self) -> None:
         """Abort after an error. No request in flight may reach the next transaction."""

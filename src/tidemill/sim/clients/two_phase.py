@@ -2,7 +2,8 @@
 
 Each task writes its rows in an open transaction of its own transactional id T, `<query>-<partition>-<attempt>`, and
 reports its producer id and epoch to the driver. To commit, the driver fences other drivers by its own transactional id
-D and reads the last decision. It takes over every T without a timeout and compares the writer with the task's report.
+D and reads the last decision. It finishes that one: each T has ended as its own coordinator describes it, or is taken
+over and committed. It takes over every T of the batch without a timeout and compares the writer with the task's report.
 It writes the decision in a transaction of D, and commits every T. A repeated batch has the same rows, in other tasks.
 
 A process that wants to abort a T follows the order that never aborts a decided one: take T over, fence D, read the
@@ -188,7 +189,7 @@ class Sink:
     async def finish(self, decision: Decision) -> None:
         """Return when all its transactions are known to have ended. Other transactions are left alone."""
         for transactional_id, decided in decision.writers.items():
-            is_ended = False
+            is_ended = await self.transactor(transactional_id).is_surely_ended(decided)
             while not is_ended:
                 transactor, writer = await self._taken(transactional_id)
                 is_ended = writer != decided or await self.end(transactor, decided, is_commit=True)
@@ -259,8 +260,6 @@ class Driver:
         self._start_task = start_task
         self._pause_s_max = pause_s_max
         self._number = query.drivers = query.drivers + 1
-        # The last batch that this driver knows to be in the log as a whole.
-        self._finished = -1
 
     async def run(self) -> None:
         client, rng = self._client, self._client.rng
@@ -351,9 +350,8 @@ class Driver:
     async def _commit(self, batch: int, attempts: Sequence[Attempt]) -> int:
         sink = self._sink
         driver, decision = await sink.open()
-        if decision is not None and self._finished < decision.batch:
+        if decision is not None:
             await sink.finish(decision)
-            self._finished = decision.batch
         if decision is not None and decision.batch >= batch:
             await driver.end(is_commit=False)
             await sink.settle([each.transactional_id for each in attempts])
@@ -391,7 +389,6 @@ class Driver:
             self._may_die("among the commits")
         if not is_finished:
             await self._sink.finish(decision)
-        self._finished = decision.batch
 
     def _may_die(self, point: str) -> None:
         if not self._client.record.is_ending and self._client.rng.random() < _DEATH_SHARE:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from tidemill.client.admin.transactions import TransactionAdmin
+from tidemill.client.admin.transactions import TransactionAdmin, TransactionDescription
 from tidemill.client.cluster import Cluster
 from tidemill.client.producing.transaction_coordinator import (
     Fenced,
@@ -35,12 +35,19 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "spark-"
 _ONGOING = "Ongoing"
+_PREPARED = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 # How often an action is tried that another driver fences.
 _TRIES = 10
 
 
 class TransactionLost(TidemillError):
     """What a task has written cannot be committed any more."""
+
+
+def _never_left_alone(transactional_ids: Sequence[str]) -> TransactionLost:
+    return TransactionLost(
+        f"{', '.join(transactional_ids)}: others take these transactions over again and again; they stay open"
+    )
 
 
 # --- a task ---
@@ -84,16 +91,15 @@ def _end_as_writer(cluster: Cluster, transactional_id: str, query_id: str) -> De
 
 def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequence[Transaction]) -> None:
     """All of them or none. After a failure `settle` finds out which."""
-    if written:
-        for _ in range(_TRIES - 1):
-            try:
-                _decide_and_commit(cluster, query_id, batch_id, written)
-                break
-            except Fenced as failure:
-                # A task that looked for the decision may have done that. Whether there is one now is read again.
-                logger.info("batch %d of query %s is decided anew: %s", batch_id, query_id, failure)
-        else:
+    for _ in range(_TRIES - 1):
+        try:
             _decide_and_commit(cluster, query_id, batch_id, written)
+            break
+        except Fenced as failure:
+            # A task that looked for the decision may have done that. Whether there is one now is read again.
+            logger.info("batch %d of query %s is decided anew: %s", batch_id, query_id, failure)
+    else:
+        _decide_and_commit(cluster, query_id, batch_id, written)
     settle(cluster, query_id)
 
 
@@ -103,7 +109,10 @@ def _decide_and_commit(
     """Raises `Fenced` when another process fenced this driver before its decision; that may have been made all the same."""
     with Commits(cluster, query_id) as commits:
         decision = commits.fence()
-        _finish(cluster, query_id, decision, written)
+        if decision is not None:
+            _finish(cluster, decision)
+        if not written:
+            return
         if decision is not None and decision.batch_id >= batch_id:
             if not set(written) <= set(decision.transactions):
                 logger.warning(
@@ -128,9 +137,7 @@ def settle(cluster: Cluster, query_id: str, written: Iterable[Transaction] = ())
         pending = _end_as_decided(cluster, query_id, pending)
         if not pending:
             return
-    raise TransactionLost(
-        f"{', '.join(pending)}: others take these transactions over again and again; they stay open"
-    )
+    raise _never_left_alone(pending)
 
 
 def forget_decision(cluster: Cluster, query_id: str) -> None:
@@ -202,21 +209,30 @@ def _held_for_good(cluster: Cluster, transaction: Transaction) -> _Hold:
     return hold
 
 
-def _finish(
-    cluster: Cluster, query_id: str, decision: Decision | None, written: Sequence[Transaction]
-) -> None:
-    """Commits what is left of a decision. Another must not take its place before that."""
-    # Where a transaction was written since, the one before it has ended.
-    left = set(_ongoing_of(cluster, query_id)) - {each.transactional_id for each in written}
-    for each in decision.transactions if decision is not None else ():
-        if each.transactional_id in left:
-            hold = _hold(cluster, each.transactional_id, two_phase=True)
-            if hold.writer == each.writer:
-                TransactionCoordinator(cluster, each.transactional_id).end(hold.producer, is_commit=True)
+def _finish(cluster: Cluster, decision: Decision) -> None:
+    """Returns when all its transactions are known to have ended. Another decision must not take its place before that."""
+    described = TransactionAdmin(cluster).describe_many([each[0] for each in decision.transactions])
+    for each in decision.transactions:
+        if not _has_ended(described.get(each.transactional_id), each):
+            _commit_again(cluster, each)
+
+
+def _has_ended(described: TransactionDescription | None, transaction: Transaction) -> bool:
+    """Whether the coordinator is certain of it.
+
+    A later epoch of the same producer id shows that it has ended; only while it is being ended, its own state has one.
+    What a replaced coordinator describes is older, and leaves it open.
+    """
+    return (
+        described is not None
+        and described.producer_id == transaction.producer_id
+        and described.producer_epoch > transaction.producer_epoch
+        and described.state not in _PREPARED
+    )
 
 
 def _commit(cluster: Cluster, transaction: Transaction, hold: _Hold) -> None:
-    """Ends what was just decided. When another driver has taken it over, that driver's `settle` ends it."""
+    """Ends what was just decided. When another process has taken it over, this takes it back."""
     try:
         TransactionCoordinator(cluster, transaction.transactional_id).end(hold.producer, is_commit=True)
     except (Fenced, TransactionFailed) as failure:
@@ -226,6 +242,21 @@ def _commit(cluster: Cluster, transaction: Transaction, hold: _Hold) -> None:
                 f"cluster has no two-phase commit that would prevent it: its rows are missing ({failure})"
             ) from None
         logger.info("%s was taken over: %s", transaction.transactional_id, failure)
+        _commit_again(cluster, transaction)
+
+
+def _commit_again(cluster: Cluster, transaction: Transaction) -> None:
+    """Takes a decided transaction over and commits it, unless it has ended."""
+    for _ in range(_TRIES):
+        hold = _hold(cluster, transaction.transactional_id, two_phase=True)
+        if hold.writer != transaction.writer:
+            return
+        try:
+            TransactionCoordinator(cluster, transaction.transactional_id).end(hold.producer, is_commit=True)
+            return
+        except (Fenced, TransactionFailed) as failure:
+            logger.info("%s was taken over: %s", transaction.transactional_id, failure)
+    raise _never_left_alone([transaction.transactional_id])
 
 
 def _end_as_decided(cluster: Cluster, query_id: str, transactional_ids: Sequence[str]) -> list[str]:
