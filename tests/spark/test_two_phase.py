@@ -329,6 +329,45 @@ class TestOthersAtWork:
         settle(cluster, query)
         assert values(read(target.bootstrap, topic)) == ["a"]
 
+    @pytest.mark.parametrize("is_restarted", [False, True])
+    def test_without_the_right_a_decided_transaction_that_timed_out_is_reported(
+        self,
+        target: RunningBroker,
+        topic: str,
+        cluster: Cluster,
+        query: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        is_restarted: bool,
+    ) -> None:
+        """By the driver that decided, or by the one after it."""
+        create(target.bootstrap, topic)
+        take_over, decide = TransactionCoordinator.take_over, Commits.decide
+
+        def not_allowed(coordinator: TransactionCoordinator, *, two_phase: bool = False) -> object:
+            if two_phase:
+                raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+            return take_over(coordinator)
+
+        def slow(commits: Commits, decision: Decision) -> None:
+            decide(commits, decision)
+            # As the timeout does it, two epochs after the writer's.
+            holder = transaction.writer._replace(producer_epoch=transaction.producer_epoch + 1)
+            TransactionCoordinator(cluster, transaction.transactional_id).end(holder, is_commit=False)
+            if is_restarted:
+                raise DriverDied
+
+        monkeypatch.setattr(TransactionCoordinator, "take_over", not_allowed)
+        transaction = written(options(target.bootstrap, topic), Task(query, 0, 0), "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Commits, "decide", slow)
+            with pytest.raises(DriverDied if is_restarted else TransactionLost):
+                commit_batch(cluster, query, 0, [transaction])
+        if is_restarted:
+            commit_batch(cluster, query, 0, [])
+            assert f"{transaction.transactional_id} timed out between the decision" in caplog.text
+        assert read(target.bootstrap, topic) == []
+
     @pytest.mark.usefixtures("has_two_phase")
     def test_a_transaction_that_timed_out_fails_the_whole_batch(
         self, target: RunningBroker, topic: str, cluster: Cluster, query: str

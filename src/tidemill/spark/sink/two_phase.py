@@ -35,7 +35,11 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "spark-"
 _ONGOING = "Ongoing"
+_ABORTED = "CompleteAbort"
+_COMMITTED = ("PrepareCommit", "CompleteCommit")
 _PREPARED = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+# A takeover and the end have an epoch each.
+_EPOCHS_OF_AN_END = 2
 # How often an action is tried that another driver fences.
 _TRIES = 10
 
@@ -175,13 +179,14 @@ class _Hold(NamedTuple):
 
     producer: Identity
     writer: Identity | None
-    is_taken_over: bool
+    # Whether a timeout, or another driver, can end it between decision and commit.
+    may_time_out: bool
 
 
 def _hold(cluster: Cluster, transactional_id: str, *, two_phase: bool = False) -> _Hold:
     try:
         taken = TransactionCoordinator(cluster, transactional_id).take_over(two_phase=two_phase)
-        return _Hold(*taken, is_taken_over=True)
+        return _Hold(*taken, may_time_out=not two_phase)
     except ApiError as error:
         if two_phase and error.code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             logger.warning(
@@ -194,7 +199,7 @@ def _hold(cluster: Cluster, transactional_id: str, *, two_phase: bool = False) -
         if error.code is not ErrorCode.UNSUPPORTED_VERSION:
             raise
     writer = _ongoing_writer(cluster, transactional_id)
-    return _Hold(writer or Identity(-1, -1), writer, is_taken_over=False)
+    return _Hold(writer or Identity(-1, -1), writer, may_time_out=True)
 
 
 def _held_for_good(cluster: Cluster, transaction: Transaction) -> _Hold:
@@ -213,7 +218,10 @@ def _finish(cluster: Cluster, decision: Decision) -> None:
     """Returns when all its transactions are known to have ended. Another decision must not take its place before that."""
     described = TransactionAdmin(cluster).describe_many([each[0] for each in decision.transactions])
     for each in decision.transactions:
-        if not _has_ended(described.get(each.transactional_id), each):
+        found = described.get(each.transactional_id)
+        if _was_aborted(found, each):
+            logger.error("%s", _lost(each))
+        elif not _has_ended(found, each):
             _commit_again(cluster, each)
 
 
@@ -231,32 +239,52 @@ def _has_ended(described: TransactionDescription | None, transaction: Transactio
     )
 
 
+def _was_aborted(described: TransactionDescription | None, transaction: Transaction) -> bool:
+    """Whether the coordinator is certain of it: no later transaction of the id can have ended at so low an epoch."""
+    return (
+        described is not None
+        and described.producer_id == transaction.producer_id
+        and described.state == _ABORTED
+        and 0 <= described.producer_epoch - transaction.producer_epoch <= _EPOCHS_OF_AN_END
+    )
+
+
 def _commit(cluster: Cluster, transaction: Transaction, hold: _Hold) -> None:
     """Ends what was just decided. When another process has taken it over, this takes it back."""
     try:
         TransactionCoordinator(cluster, transaction.transactional_id).end(hold.producer, is_commit=True)
     except (Fenced, TransactionFailed) as failure:
-        if not hold.is_taken_over:
-            raise TransactionLost(
-                f"the transaction {transaction.transactional_id} timed out between the decision and its commit, and this "
-                f"cluster has no two-phase commit that would prevent it: its rows are missing ({failure})"
-            ) from None
         logger.info("%s was taken over: %s", transaction.transactional_id, failure)
-        _commit_again(cluster, transaction)
+        is_committed = hold.may_time_out and _is_committed(cluster, transaction.transactional_id)
+        if not is_committed and not _commit_again(cluster, transaction) and hold.may_time_out:
+            raise _lost(transaction) from failure
 
 
-def _commit_again(cluster: Cluster, transaction: Transaction) -> None:
-    """Takes a decided transaction over and commits it, unless it has ended."""
+def _commit_again(cluster: Cluster, transaction: Transaction) -> bool:
+    """Takes a decided transaction over and commits it. Returns False when it has ended before."""
     for _ in range(_TRIES):
         hold = _hold(cluster, transaction.transactional_id, two_phase=True)
         if hold.writer != transaction.writer:
-            return
+            return False
         try:
             TransactionCoordinator(cluster, transaction.transactional_id).end(hold.producer, is_commit=True)
-            return
+            return True
         except (Fenced, TransactionFailed) as failure:
             logger.info("%s was taken over: %s", transaction.transactional_id, failure)
     raise _never_left_alone([transaction.transactional_id])
+
+
+def _is_committed(cluster: Cluster, transactional_id: str) -> bool:
+    """Whether the last transaction of the id was committed, as another process does with a decided one."""
+    described = TransactionAdmin(cluster).describe_many([transactional_id]).get(transactional_id)
+    return described is not None and described.state in _COMMITTED
+
+
+def _lost(transaction: Transaction) -> TransactionLost:
+    return TransactionLost(
+        f"the transaction {transaction.transactional_id} timed out between the decision and its commit, because this "
+        f"cluster has no two-phase commit, or does not allow it: its rows are missing"
+    )
 
 
 def _end_as_decided(cluster: Cluster, query_id: str, transactional_ids: Sequence[str]) -> list[str]:
