@@ -151,7 +151,7 @@ def test_a_coordinator_that_meets_it_does_not_load_and_says_so_in_one_line(
             Clock(SystemClock(), asyncio.get_running_loop().time),
             respond=lambda _token, answer: answers.append(answer),
             report=lambda _effect: None,
-            is_deserted=lambda: False,
+            may_be_replaced=lambda: False,
             returned=lambda _machine, _steady_ms: None,
         )
         await shard.load()

@@ -61,6 +61,8 @@ class _Stage:
         )
         self.machine = _Machine()
         self.answers: list[Any] = []
+        self.may_be_replaced = False
+        self.returns: list[int] = []
         self.shard: HostedShard[Any] = HostedShard(
             cast(Partition, self.partition),
             0,
@@ -68,8 +70,8 @@ class _Stage:
             cast(Any, SimpleNamespace(steady_ms=lambda: 0)),
             respond=lambda _token, response: self.answers.append(response),
             report=lambda _effect: None,
-            is_deserted=lambda: False,
-            returned=lambda _machine, _steady_ms: None,
+            may_be_replaced=lambda: self.may_be_replaced,
+            returned=lambda _machine, steady_ms: self.returns.append(steady_ms),
         )
 
     def refusal(self) -> ErrorCode:
@@ -120,3 +122,19 @@ async def test_shard_closed_during_load_stays_closed() -> None:
     await loading
     assert stage.refusal() is ErrorCode.NOT_COORDINATOR
     assert not stage.shard.is_active
+
+
+async def test_reading_is_deserted_notifies_no_machine() -> None:
+    stage = _Stage(_Log())
+    await stage.shard.load()
+    stage.may_be_replaced = True
+    stage.shard.check_leadership()
+    stage.may_be_replaced = False
+    assert stage.shard.is_deserted
+    assert stage.shard.is_deserted
+    assert not stage.returns
+    stage.shard.check_leadership()
+    assert not stage.shard.is_deserted
+    assert len(stage.returns) == 1
+    stage.shard.check_leadership()
+    assert len(stage.returns) == 1

@@ -146,6 +146,7 @@ class CoordinatorRuntime(Generic[MachineT]):
             is_coming = self._will_host(partition_index)
             code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_coming else ErrorCode.NOT_COORDINATOR
             raise ApiError(code)
+        shard.check_leadership()
         if shard.is_deserted:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return shard
@@ -212,7 +213,7 @@ class CoordinatorRuntime(Generic[MachineT]):
             self._clock,
             respond=self._requests.respond,
             report=partial(self._report, index, leader_epoch),
-            is_deserted=partial(self._replicas.is_deserted, partition),
+            may_be_replaced=partial(self._replicas.is_deserted, partition),
             returned=self._returned,
         )
         task = asyncio.get_running_loop().create_task(shard.load())
@@ -243,7 +244,7 @@ class HostedShard(Generic[MachineT]):
         *,
         respond: Callable[[int, Any], None],
         report: Callable[[Any], None],
-        is_deserted: Callable[[], bool],
+        may_be_replaced: Callable[[], bool],
         returned: Callable[[MachineT, int], None],
     ) -> None:
         self._partition = partition
@@ -252,8 +253,10 @@ class HostedShard(Generic[MachineT]):
         self._clock = clock
         self._shard: Shard[Any] = Shard(machine, self, respond, report)
         self._timer = DeadlineTimer(clock, self._tick)
-        self._is_deserted = is_deserted
-        self._was_deserted = False
+        self._may_be_replaced = may_be_replaced
+        # Whether another broker might coordinate these keys at the last check, without the metadata having reached this
+        # one. Such a coordinator decides nothing and confirms nothing: its clients have another one (failure 11).
+        self.is_deserted = False
         self._is_closed = False
         self._returned = returned
         partition.reader.wait(self._grew)
@@ -272,17 +275,11 @@ class HostedShard(Generic[MachineT]):
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    @property
-    def is_deserted(self) -> bool:
-        """Whether another broker may coordinate these keys by now, without the metadata having reached this one.
-
-        Such a coordinator decides nothing and confirms nothing: its clients have another one (failure 11).
-        """
-        is_deserted = self._is_deserted()
-        if self._was_deserted and not is_deserted and self._shard.is_active:
+    def check_leadership(self) -> None:
+        """Updates `is_deserted`. Notifies the machine when this broker is known to lead again."""
+        was_deserted, self.is_deserted = self.is_deserted, self._may_be_replaced()
+        if was_deserted and not self.is_deserted and self._shard.is_active:
             self._returned(self.machine, self._clock.steady_ms())
-        self._was_deserted = is_deserted
-        return is_deserted
 
     def handle(self, request: Any, token: int) -> None:
         self._shard.handle(request, token, self._clock.steady_ms())
@@ -304,6 +301,7 @@ class HostedShard(Generic[MachineT]):
         self._timer.schedule(self._shard.deadline_ms)
 
     def _tick(self) -> None:
+        self.check_leadership()
         if self.is_deserted:
             self._timer.schedule(self._clock.steady_ms() + _DESERTED_RECHECK_MS)
             return

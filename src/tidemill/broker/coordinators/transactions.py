@@ -202,6 +202,7 @@ class TransactionCoordinators(CoordinatorRuntime[Transactions]):
         shard = self._shards.get(key.partition_index)
         if shard is None or shard.leader_epoch != key.leader_epoch:
             return
+        shard.check_leadership()
         if shard.is_deserted:
             self._loop.call_later(_COMPLETE_RETRY_S, self._complete, key, markers)
         else:
