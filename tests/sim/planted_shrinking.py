@@ -134,12 +134,13 @@ def late_batches_of_a_partition_that_is_back_are_stored(replace: Replace) -> Non
 
 
 def a_partition_goes_before_retries_are_over(replace: Replace) -> None:
-    original = passing_on.PassingOn.may_go
+    original = passing_on.PassingOn.note_empty
 
-    def may_go(self: passing_on.PassingOn, *, is_empty: bool, kept_ms: int) -> bool:
-        return is_empty or original(self, is_empty=is_empty, kept_ms=0)
+    def note_empty(self: passing_on.PassingOn, *, is_empty: bool, kept_ms: int) -> None:
+        original(self, is_empty=is_empty, kept_ms=0)
 
-    replace(passing_on.PassingOn, "may_go", may_go)
+    replace(passing_on.PassingOn, "note_empty", note_empty)
+    replace(passing_on.PassingOn, "may_go", property(lambda self: self._empty_since_ms is not None))
 
 
 def what_is_not_committed_is_continued_elsewhere(replace: Replace) -> None:

@@ -109,3 +109,16 @@ def test_partition_that_is_added_again_knows_that_a_batch_under_way_was_refused(
     assert refusals is not None
     assert refusals.before(header_at(later), brokers.now_ms) is not None, "the next batch has to wait for it"
     assert hosted.replace_former(NAME.partition) is None
+
+
+def test_asking_whether_a_partition_may_go_starts_no_timer() -> None:
+    brokers = Brokers()
+    passing_on = PassingOn(NAME, 1, brokers, Refusals())
+    brokers.now_ms = 10_000
+    assert not passing_on.may_go
+    passing_on.note_empty(is_empty=True, kept_ms=10_001)
+    assert not passing_on.may_go
+    passing_on.note_empty(is_empty=True, kept_ms=10_000)
+    assert passing_on.may_go
+    passing_on.note_empty(is_empty=False, kept_ms=0)
+    assert not passing_on.may_go

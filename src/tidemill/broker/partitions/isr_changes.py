@@ -156,7 +156,8 @@ def retirements(
         proposal = partition.leadership.retirement()
         has_producers = partition.log is not None and len(partition.log.producers) > 0
         kept_ms = partition.config.tidemill_partitions_kept_ms if has_producers else 0
-        if passing_on.may_go(is_empty=proposal is not None, kept_ms=kept_ms) and proposal is not None:
+        passing_on.note_empty(is_empty=proposal is not None, kept_ms=kept_ms)
+        if passing_on.may_go and proposal is not None:
             yield partition, proposal
 
 

@@ -85,19 +85,27 @@ class PassingOn:
         self._began_ms = self._used_ms = host.steady_ms()
         self._empty_since_ms: int | None = None
 
-    def may_go(self, *, is_empty: bool, kept_ms: int) -> bool:
-        """Whether the partition may be removed.
+    def note_empty(self, *, is_empty: bool, kept_ms: int) -> None:
+        """Remembers since when the partition is empty and old enough to be removed.
 
-        Its log recognises retries of what it stored, so it stays for `kept_ms`. A client that loses a partition from its
-        metadata may fail the records which wait for it in its buffers. So the removal waits for a pause of its producers,
-        if there is one.
+        Its log recognises retries of what it stored, so it stays for `kept_ms`.
         """
         steady_ms = self._host.steady_ms()
         if not is_empty or steady_ms - self._began_ms < kept_ms:
             self._empty_since_ms = None
-            return False
-        if self._empty_since_ms is None:
+        elif self._empty_since_ms is None:
             self._empty_since_ms = steady_ms
+
+    @property
+    def may_go(self) -> bool:
+        """Whether the partition may be removed, as of the last `note_empty`.
+
+        A client that loses a partition from its metadata may fail the records which wait for it in its buffers. So the
+        removal waits for a pause of its producers, if there is one.
+        """
+        if self._empty_since_ms is None:
+            return False
+        steady_ms = self._host.steady_ms()
         is_quiet = steady_ms - self._used_ms >= _QUIET_MS
         return is_quiet or steady_ms - self._empty_since_ms >= _QUIET_AWAITED_MS
 
