@@ -468,8 +468,11 @@ class ConsumerFetch:
                     for answer in answers
                     if (cached := cached_of(answer[0])) is None or cached.must_include(*answer[1:])
                 ]
-        if self._call.usage is not None and self._is_throttled(self._call.usage, answers):
-            return
+        if self._call.usage is not None:
+            throttle_ms = self._charge(self._call.usage, answers)
+            if throttle_ms:
+                self._respond_throttled(throttle_ms)
+                return
         for key, _, records in answers:
             if records is not None:
                 partition, view, _ = self._broker.replicas.find_readable(key)
@@ -487,20 +490,19 @@ class ConsumerFetch:
         )
         self._call.respond(flattened(parts) if self._filtered else cast(list[Part], parts))
 
-    def _is_throttled(self, usage: RequestUsage, answers: list[Answer[Records]]) -> bool:
-        """Whether the client is over its quota. It is answered then, without records (KIP-219)."""
-        version, session = self._call.version, self._session
-        parts = pack_fetched(by_topic(answers), version)
-        throttle_ms = usage.fetched(
-            sum(len(part) if isinstance(part, bytearray) else part.length for part in parts)
-        )
-        if not throttle_ms:
-            return False
-        session_id = 0
+    def _charge(self, usage: RequestUsage, answers: list[Answer[Records]]) -> int:
+        """Charges the response to the client's quota. Returns the throttle time, 0 within the quota."""
+        parts = pack_fetched(by_topic(answers), self._call.version)
+        return usage.fetched(sum(len(part) if isinstance(part, bytearray) else part.length for part in parts))
+
+    def _respond_throttled(self, throttle_ms: int) -> None:
+        """Responds without records to a client that is over its quota (KIP-219)."""
+        session, session_id = self._session, 0
         if session is not None and self._request.session_epoch == INITIAL_EPOCH:
             # The client begins again: an empty response to a full fetch opens no session.
             self._broker.fetch_sessions.close(session.id)
         elif session is not None:
             session_id = session.id
-        self._call.respond(pack_fetched((), version, session_id=session_id, throttle_time_ms=throttle_ms))
-        return True
+        self._call.respond(
+            pack_fetched((), self._call.version, session_id=session_id, throttle_time_ms=throttle_ms)
+        )
