@@ -150,6 +150,8 @@ class Cluster:
     def connection(self, address: Address) -> Connection:
         known = self._connections.get(address)
         if known is None or not known.is_usable():
+            if known is not None:
+                known.close()
             known = self._connections[address] = self._connect(address)
         return known
 

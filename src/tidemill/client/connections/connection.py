@@ -117,17 +117,18 @@ class Connection:
         self._socket.close()
 
     def is_usable(self) -> bool:
-        """Whether the next request can be sent here. Closes a connection that the broker has closed while it was idle.
+        """Whether the next request can be sent here: neither side has closed the connection.
 
-        A broker does so after `connections.max.idle.ms`. Nothing else arrives that was not asked for.
+        A broker closes an idle one after `connections.max.idle.ms`. Nothing else arrives that was not asked for.
         """
-        if not self.is_closed and not self._unanswered:
+        if self.is_closed:
+            return False
+        if self._unanswered:
             # With requests under way something may arrive at any time.
-            arrived = select.poll()
-            arrived.register(self._socket, select.POLLIN)
-            if arrived.poll(0):
-                self.close()
-        return not self.is_closed
+            return True
+        arrived = select.poll()
+        arrived.register(self._socket, select.POLLIN)
+        return not arrived.poll(0)
 
     @property
     def certificate_expires_s(self) -> float | None:

@@ -163,6 +163,8 @@ class NodeThread:
             if self.session.is_open:
                 # The broker ends the session with the connection that it belongs to.
                 self._lose(ErrorCode.SHARE_SESSION_NOT_FOUND)
+            elif self._connection is not None:
+                self._connection.close()
             self._connection = self._consumer.open(self.address)
         return self._connection
 
