@@ -92,6 +92,15 @@ class Replayed:
     failed: int = 0
     reason: str = ""
 
+    def count(self, decision: Decision) -> None:
+        if decision.outcome == PUBLISH:
+            self.published += 1
+        elif decision.outcome == EXHAUSTED:
+            self.exhausted += 1
+        elif decision.outcome == FAILED:
+            self.failed += 1
+            self.reason = self.reason or f"{decision.letter.place}: {decision.why}"
+
 
 class _Letters(NamedTuple):
     """Records for one partition, as a producer of batches takes them."""
@@ -204,7 +213,8 @@ class DeadLetterAdmin:
                 if not matches(letter):
                     continue
                 decision = decide(letter, None, attempts_max)
-                if _is_published(decision, done):
+                done.count(decision)
+                if decision.outcome == PUBLISH:
                     chunk.append(decision.letter)
                 if len(chunk) >= _LETTERS_A_TRANSACTION:
                     self._publish(producer, chunk, marks)
@@ -265,19 +275,6 @@ class DeadLetterAdmin:
         if before:
             admin.delete_records(before)
         return sum(end - starts[each] for each, end in before.items())
-
-
-def _is_published(decision: Decision, done: Replayed) -> bool:
-    """Counts what becomes of a letter."""
-    if decision.outcome == PUBLISH:
-        done.published += 1
-        return True
-    if decision.outcome == EXHAUSTED:
-        done.exhausted += 1
-    elif decision.outcome == FAILED:
-        done.failed += 1
-        done.reason = done.reason or f"{decision.letter.place}: {decision.why}"
-    return False
 
 
 def _encoded(records: list[Record]) -> _Letters:

@@ -141,12 +141,13 @@ class TransactionalOffsets:
             self._transactions = self._make_transactions()
         return self._transactions
 
-    def is_member(self) -> bool:
-        """Remembers under which membership records were read: a member that was replaced since is refused by it.
-
-        An id that is gone means that it is already; the broker would take offsets without one for those of a lone consumer.
-        """
+    def remember_membership(self) -> None:
+        """Remembers under which membership records were read: a member that was replaced since is refused by it."""
         self._membership = self._consumer.consumer_group_metadata()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the consumer has a member id. The broker takes offsets without one for those of a lone consumer."""
         return bool(self._consumer.memberid())
 
     def commit(self, offsets: Offsets, publications: list[Publication]) -> Verdict:
@@ -216,7 +217,8 @@ class AtLeastOnceWithRetries(AtLeastOnce):
 
     def begin(self, offsets: Offsets) -> Verdict:
         self._failed = {}
-        return super().begin(offsets) if self._transactional.is_member() else Verdict.AGAIN
+        self._transactional.remember_membership()
+        return super().begin(offsets) if self._transactional.is_member else Verdict.AGAIN
 
     def fail(self, record: Record, message: str) -> None:
         topic, instead = self._retrying.after_failure(record, message)
@@ -282,7 +284,8 @@ class ExactlyOnce(Guarantee):
         self._transactional.started.open()
 
     def begin(self, offsets: Offsets) -> Verdict:
-        if not self._transactional.is_member():
+        self._transactional.remember_membership()
+        if not self._transactional.is_member:
             return Verdict.AGAIN
         self._transactional.started.begin()
         return super().begin(offsets)

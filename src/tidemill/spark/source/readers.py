@@ -300,18 +300,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ends
         start = {**self._log.starts([each for each in ends if each not in begun]), **begun}
         least = limit.min_rows if isinstance(limit, ReadMinRows) else self._options.offsets_per_trigger_min
-        if least is not None and not self._is_available_now and self._should_wait(least, start, ends):
-            return begun
+        if least is not None and not self._is_available_now:
+            now_s = time.monotonic()
+            if self._should_wait(least, start, ends, now_s):
+                return begun
+            self._last_batch_s = now_s
         return limited(start, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends
 
-    def _should_wait(self, least: int, start: Offsets, ends: Offsets) -> bool:
-        now_s = time.monotonic()
-        waited_s = None if self._last_batch_s is None else now_s - self._last_batch_s
-        waiting = sum(end - start[each] for each, end in ends.items())
-        if waited_s is None or waited_s * 1000 >= self._options.trigger_delay_ms_max or waiting >= least:
-            self._last_batch_s = now_s
+    def _should_wait(self, least: int, start: Offsets, ends: Offsets, now_s: float) -> bool:
+        """Whether fewer than `least` rows are there, and the last batch is younger than the longest trigger delay."""
+        if self._last_batch_s is None:
             return False
-        return True
+        waited_ms = (now_s - self._last_batch_s) * 1000
+        waiting = sum(end - start[each] for each, end in ends.items())
+        return waited_ms < self._options.trigger_delay_ms_max and waiting < least
 
     # --- what ---
 
