@@ -234,9 +234,12 @@ class KeyedProducer:
         refused: set[TopicPartition] = set()
         still: list[_Batch] = []
         for batch, answer in zip(list(self._pending), answers, strict=True):
-            if batch.tp in refused or not self._is_acked(batch, answer, is_first=batch.tp not in refused):
+            if batch.tp not in refused:
+                self._take_answer(batch, answer)
+                if _is_acked(answer):
+                    continue
                 refused.add(batch.tp)
-                still.append(batch)
+            still.append(batch)
         self._pending = still
         return not still
 
@@ -256,25 +259,25 @@ class KeyedProducer:
         topic = TopicProduceData(name=self._topic, topic_id=topic_id, partition_data=[partition])
         return ProduceRequest(acks=-1, timeout_ms=_PRODUCE_TIMEOUT_MS, topic_data=[topic])
 
-    def _is_acked(self, batch: _Batch, answer: ProduceResponse | None, *, is_first: bool) -> bool:
+    def _take_answer(self, batch: _Batch, answer: ProduceResponse | None) -> None:
+        """Records the answer to the first batch of a partition, or to one whose predecessors were acknowledged."""
         if answer is None:
             self._silent.add(batch.tp)
-            return False
+            return
         result = answer.responses[0].partition_responses[0]
         code = ErrorCode(result.error_code)
-        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and is_first:
+        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             self._client.record.accuse(
                 f"{batch.messages[0]}: sequence {batch.sequence} of producer {self._producer_id} epoch {self._epoch} is "
                 f"refused by {batch.tp}, although everything before it was acknowledged: {result.error_message}"
             )
         (self._silent.add if code else self._silent.discard)(batch.tp)
         if code:
-            return False
+            return
         for i, message in enumerate(batch.messages):
             offset = result.base_offset + i if result.base_offset >= 0 else -1
             self._history.acked[message] = (batch.tp.partition, offset)
         self.acked += len(batch.messages)
-        return True
 
     def _give_up_late(self) -> None:
         """Give everything up, under a new epoch, when the oldest batch has no answer for too long."""
@@ -283,3 +286,7 @@ class KeyedProducer:
             self._pending.clear()
             self._sequences.clear()
             self._epoch += 1
+
+
+def _is_acked(answer: ProduceResponse | None) -> bool:
+    return answer is not None and not answer.responses[0].partition_responses[0].error_code
