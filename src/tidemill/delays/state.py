@@ -142,6 +142,10 @@ class PartitionDelays:
             self.hidden.append(offset)
         self.end_offset = max(self.end_offset, header.next_offset)
 
+    def skip_to(self, offset: int) -> None:
+        """Passes over a gap that retention or compaction has left in the log, up to `offset`."""
+        self.end_offset = max(self.end_offset, offset)
+
     def end_transaction(self, producer_id: int, is_commit: bool, marker_offset: int) -> None:
         """Take in a transaction marker: staged records of the producer take effect, or vanish."""
         run_steps(self.end_transaction_in_steps(producer_id, is_commit, marker_offset))

@@ -547,3 +547,12 @@ def test_nothing_is_removed_while_a_snapshot_hides_what_is_uncommitted() -> None
     assert restored.retained_offset == 0
     run_steps(restored.advance_committed(log.log.end))
     assert restored.retained_offset == log.log.end
+
+
+def test_replay_goes_on_behind_a_gap_of_the_log() -> None:
+    log = Log()
+    log.append()
+    log.delays.skip_to(5)
+    assert log.delays.end_offset == 5
+    log.delays.skip_to(3)
+    assert log.delays.end_offset == 5, "a gap is passed over once"

@@ -524,7 +524,7 @@ class DelayedDelivery:
             if state.end_offset == before:
                 # Retention or an earlier compaction left a gap here.
                 following = (each.base_offset for each in log.segments if each.base_offset > before)
-                state.end_offset = next(following, log.log_end_offset)
+                state.skip_to(next(following, log.log_end_offset))
 
     def _pace(self, state: PartitionDelays, log: Log) -> None:
         """Hold batches of producers back, or let some in."""
