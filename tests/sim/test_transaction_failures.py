@@ -133,7 +133,7 @@ def coordinator_or_none(stage: Stage) -> tuple[Machine, Transactions] | None:
     """Where the id is coordinated now, and the machine that does it."""
     for machine in stage.machines():
         hosts = machine.node.broker.transactions if machine.node is not None else None
-        for hosted in hosts._shards.values() if hosts is not None else ():
+        for hosted in hosts.runtime._shards.values() if hosts is not None else ():
             if ID in hosted.machine.transactions and hosted.is_active:
                 return machine, hosted.machine
     return None

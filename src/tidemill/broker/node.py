@@ -146,8 +146,7 @@ class Node:
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._make_coordinators()
-        coordinators = (self._groups, self._transactions, self._share_coordinators)
-        self._publisher = MetadataPublisher(config.node_id, replicas, coordinators)
+        self._publisher = MetadataPublisher(config.node_id, replicas, self._coordinator_runtimes)
         self._compactor = Compactor(
             config,
             platform.files,
@@ -234,7 +233,7 @@ class Node:
             driver,
             self._channels,
             self._producer_ids,
-            self._groups.partition_of,
+            self._groups.runtime.partition_of,
             self._marker_writer.write,
         )
         self._share_partitions = SharePartitions(
@@ -242,8 +241,9 @@ class Node:
         )
         self._share_coordinators.on_letters_owed = self._share_partitions.remind
         hosts = (self._groups, self._transactions, self._share_coordinators)
+        self._coordinator_runtimes = [host.runtime for host in hosts]
         self._topic_creation = TopicCreation(
-            driver.ask, {host.topic.name: host.ensure_topic for host in hosts}
+            driver.ask, {each.topic.name: each.ensure_topic for each in self._coordinator_runtimes}
         )
         own = Caller(f"node-{config.node_id}", "", AddPartitionsToTxnRequest.versions.max)
         self._verification = Verification(
@@ -251,7 +251,7 @@ class Node:
             self._channels,
             lambda: driver.image,
             replicas.address_of,
-            self._transactions.partition_of,
+            self._transactions.runtime.partition_of,
             lambda request: self._transactions.add_partitions(request, own),
         )
 
@@ -428,7 +428,7 @@ class Node:
         self._verification.close()
         self._transactions.close()
         self._share_state.close()
-        self._share_coordinators.close()
+        self._share_coordinators.runtime.close()
         self._producer_ids.close()
         await self._compactor.stop()
         await self._tag_indexer.stop()

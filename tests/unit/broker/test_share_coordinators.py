@@ -72,7 +72,7 @@ async def test_state_goes_with_its_topic(tmp_path: Path) -> None:
         await node.broker.controller.ask(DeleteTopicsRequest(topics=[DeleteTopicState(name="jobs")]))
         async with asyncio.timeout(LIMIT_S):
             for _ in iter(int, 1):
-                if not any(machine.states for machine in node.broker.share_coordinators.machines()):
+                if not any(machine.states for machine in node.broker.share_coordinators.runtime.machines()):
                     break
                 await asyncio.sleep(0)
 

@@ -42,6 +42,10 @@ class Coordinators:
         async with self._was_asked:
             await self._was_asked.wait_for(lambda: len(self.requests) >= times)
 
+    @property
+    def runtime(self) -> Any:
+        return self
+
     async def leader_of(self, _key: str) -> int:
         return self.leader
 

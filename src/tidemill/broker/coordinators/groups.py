@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 _MEMBER_PREFIX_BYTES_MAX = 32_767 - 37
 
 
-class GroupCoordinators(CoordinatorRuntime[Groups]):
+class GroupCoordinators:
     def __init__(
         self,
         config: BrokerConfig,
@@ -78,7 +78,11 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
                 "segment.bytes": str(settings.segment_bytes),
             },
         )
-        super().__init__(topic, config, clock, replicas, controller)
+        self.runtime: CoordinatorRuntime[Groups] = CoordinatorRuntime(
+            topic, config, clock, replicas, controller, self
+        )
+        self._config = config
+        self._controller = controller
         self._new_uuid = new_uuid
         self._uuid_text = uuid_text
         self._share_states = share_states
@@ -91,34 +95,34 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
 
         `ApiError`, now or awaited, when this broker cannot give one.
         """
-        shard = self.shard_of(group_id)
-        answer: Response | Awaitable[Response] = self.ask_shard(
+        shard = self.runtime.shard_of(group_id)
+        answer: Response | Awaitable[Response] = self.runtime.ask_shard(
             partial(shard.handle, GroupCall(request, caller))
         )
         return answer
 
     async def ask_all(self, request: Request, caller: Caller) -> list[Response]:
-        return await self.ask_every_shard(GroupCall(request, caller))
+        return await self.runtime.ask_every_shard(GroupCall(request, caller))
 
     def end_transaction(self, partition_index: int, end: TransactionEnd) -> Awaitable[None]:
         """Writes the marker of a transaction to a partition of `__consumer_offsets`; done when it is committed.
 
         `ApiError`, now or awaited, when it is not.
         """
-        answer = self.ask_shard(partial(self.shard_at(partition_index).end_transaction, end))
+        answer = self.runtime.ask_shard(partial(self.runtime.shard_at(partition_index).end_transaction, end))
         return answer if isinstance(answer, Awaitable) else _done()
 
     def events_of(self, group_id: str) -> Sequence[RebalanceEvent]:
         """Returns the causes of the group's last rebalances."""
-        hosted = self._shards.get(self.partition_of(group_id))
+        hosted = self.runtime.hosted(self.runtime.partition_of(group_id))
         return () if hosted is None else hosted.machine.environment.events_of(group_id)
 
     # -- share groups ----------------------------------------------------------------------------------------
 
     async def ask_share(self, group_id: str, event: ShareEvent) -> Any:
         """Returns the reply of the group's machine to an event of share groups. Raises `ApiError`."""
-        shard = self.shard_of(group_id)
-        answer = self.ask_shard(partial(shard.handle, event))
+        shard = self.runtime.shard_of(group_id)
+        answer = self.runtime.ask_shard(partial(shard.handle, event))
         return await answer if isinstance(answer, Awaitable) else answer
 
     async def _asked(self, group_id: str, request: Request, caller: Caller) -> Any:
@@ -184,15 +188,14 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
 
     async def _initialize(self, partition_index: int, leader_epoch: int, wanted: InitializeState) -> None:
         event = outcome(wanted, await self._share_states.initialize(wanted))
-        shard = self._shards.get(partition_index)
+        shard = self.runtime.hosted(partition_index)
         if shard is not None and shard.leader_epoch == leader_epoch:
             # When that cannot be written, a heartbeat has it initialised again.
             shard.handle(event, NO_TOKEN)
 
     # -- following the metadata ------------------------------------------------------------------------------
 
-    def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        super().apply(delta, image)
+    def metadata_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
         changed = delta.changed_topics.values()
         names = {topic.name for topic in changed}
         deleted = {topic.name: topic.id for topic in delta.deleted_topics.values()}
@@ -204,11 +207,11 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
                 if source in removed:
                     removed[view] = removed[source]
         if names or deleted:
-            self.tell_all(TopicsChanged(frozenset(names), deleted, removed))
+            self.runtime.tell_all(TopicsChanged(frozenset(names), deleted, removed))
 
     # -- the machines ----------------------------------------------------------------------------------------
 
-    def _machine(self, partition_index: int, leader_epoch: int) -> Groups:  # noqa: ARG002
+    def make_machine(self, partition_index: int, leader_epoch: int) -> Groups:  # noqa: ARG002
         environment = Environment(self._config.groups, _ImageTopics(self._controller), self._new_member_id)
         environment.group_configs = self._group_configs
         share_groups = self._config.share_groups
@@ -216,7 +219,7 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
             environment, ConsumerGroupProtocol, lambda groups: ShareGroupProtocol(groups, share_groups)
         )
 
-    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
+    def carry_out(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
         if isinstance(effect, RebalanceEvent):
             logger.info("%s", effect)
         elif isinstance(effect, InitializeState):
@@ -224,11 +227,14 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
 
     def close(self) -> None:
         self._background.close()
-        super().close()
+        self.runtime.close()
 
-    def _returned(self, machine: Groups, steady_ms: int) -> None:
+    def returned(self, machine: Groups, steady_ms: int) -> None:
         """Heartbeats could not arrive meanwhile: the members get new sessions."""
         machine.on_loaded(steady_ms)
+
+    def shard_closed(self, partition_index: int, leader_epoch: int) -> None:
+        """Nothing outlives the shard."""
 
     def _group_configs(self, group_id: str) -> Mapping[str, str]:
         return self._controller.image.config(ConfigResource(ResourceType.GROUP, group_id))

@@ -2,8 +2,8 @@
 
 It creates the topic on the first FindCoordinator, finds the shard of a key, and loads shards from their partitions. It
 passes them the high watermark and the time, and their answers to the requests that wait. The machines in `coordinator/`
-decide; `groups.py` and `transactions.py` say which. The clock of the shards is steady: their deadlines are points in
-time, which a change of the wall clock must not move.
+decide. Their owners (`groups.py`, `transactions.py`, `share_state.py`) make them and carry out their effects. The clock
+of the shards is steady: their deadlines are points in time, which a change of the wall clock must not move.
 
 A shard loads in slices between requests; until it is done it answers COORDINATOR_LOAD_IN_PROGRESS. It replays everything
 up to the log's end, committed or not: the log is the leader's, so none of it is truncated while this broker leads. A shard
@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.machine_host import DeadlineTimer, Requests
@@ -54,8 +54,27 @@ class InternalTopic:
     configs: Mapping[str, str]
 
 
+class MachineOwner(Protocol[MachineT]):
+    """Makes the machines of a runtime and carries out their effects."""
+
+    def make_machine(self, partition_index: int, leader_epoch: int) -> MachineT:
+        """Returns an empty machine for one partition in one epoch."""
+
+    def carry_out(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
+        """Carries out an effect of a machine."""
+
+    def returned(self, machine: MachineT, steady_ms: int) -> None:
+        """The broker is known to lead again, after a time in which another one might have, and none has."""
+
+    def shard_closed(self, partition_index: int, leader_epoch: int) -> None:
+        """This broker no longer leads the partition in that epoch."""
+
+    def metadata_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """The shards follow a new image."""
+
+
 class CoordinatorRuntime(Generic[MachineT]):
-    """The shards of one internal topic. A subclass makes the machines and carries out their effects."""
+    """The shards of one internal topic."""
 
     def __init__(
         self,
@@ -64,32 +83,18 @@ class CoordinatorRuntime(Generic[MachineT]):
         clock: Clock,
         replicas: Replicas,
         controller: ControllerDriver,
+        owner: MachineOwner[MachineT],
     ) -> None:
         self.topic = topic
         self._config = config
         self._clock = clock
         self._replicas = replicas
         self._controller = controller
+        self._owner = owner
         self._shards: dict[int, HostedShard[MachineT]] = {}
         self._requests = Requests()
         self._creation: asyncio.Task[None] | None = None
         self._loads: set[asyncio.Task[None]] = set()
-
-    # -- what a subclass says --------------------------------------------------------------------------------
-
-    def _machine(self, partition_index: int, leader_epoch: int) -> MachineT:
-        """Returns an empty machine for one partition in one epoch."""
-        raise NotImplementedError
-
-    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
-        """Carries out an effect of a machine."""
-        raise NotImplementedError
-
-    def _returned(self, machine: MachineT, steady_ms: int) -> None:
-        """The broker is known to lead again, after a time in which another one might have, and none has."""
-
-    def _shard_closed(self, partition_index: int, leader_epoch: int) -> None:
-        """This broker no longer leads the partition in that epoch."""
 
     # -- where a key is --------------------------------------------------------------------------------------
 
@@ -151,6 +156,10 @@ class CoordinatorRuntime(Generic[MachineT]):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return shard
 
+    def hosted(self, partition_index: int) -> HostedShard[MachineT] | None:
+        """Returns the shard of a partition, whether it may decide or not; None where another broker leads."""
+        return self._shards.get(partition_index)
+
     def _will_host(self, partition_index: int) -> bool:
         """Whether the image, which clients see, is ahead of the partitions that this broker has opened."""
         image = self._controller.image.partition(self.topic.name, partition_index)
@@ -179,8 +188,9 @@ class CoordinatorRuntime(Generic[MachineT]):
     def load(self, image: MetadataImage) -> None:
         self._host(image)
 
-    def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:  # noqa: ARG002
+    def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self._host(image)
+        self._owner.metadata_changed(delta, image)
 
     def tell_all(self, request: Any) -> None:
         """Passes a notice to every machine; its reply goes nowhere."""
@@ -209,12 +219,12 @@ class CoordinatorRuntime(Generic[MachineT]):
         shard = self._shards[index] = HostedShard(
             partition,
             leader_epoch,
-            self._machine(index, leader_epoch),
+            self._owner.make_machine(index, leader_epoch),
             self._clock,
             respond=self._requests.respond,
-            report=partial(self._report, index, leader_epoch),
+            report=partial(self._owner.carry_out, index, leader_epoch),
             may_be_replaced=partial(self._replicas.is_deserted, partition),
-            returned=self._returned,
+            returned=self._owner.returned,
         )
         task = asyncio.get_running_loop().create_task(shard.load())
         self._loads.add(task)
@@ -222,7 +232,7 @@ class CoordinatorRuntime(Generic[MachineT]):
 
     def _close_shard(self, index: int) -> None:
         shard = self._shards.pop(index)
-        self._shard_closed(index, shard.leader_epoch)
+        self._owner.shard_closed(index, shard.leader_epoch)
         shard.close()
 
     def close(self) -> None:

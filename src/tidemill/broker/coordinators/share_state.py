@@ -48,7 +48,7 @@ from tidemill.types import TopicId
 logger = logging.getLogger(__name__)
 
 
-class ShareCoordinators(CoordinatorRuntime[ShareStates]):
+class ShareCoordinators:
     def __init__(
         self, config: BrokerConfig, clock: Clock, replicas: Replicas, controller: ControllerDriver
     ) -> None:
@@ -66,7 +66,12 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
                 "retention.ms": "-1",
             },
         )
-        super().__init__(topic, config, clock, replicas, controller)
+        self.runtime: CoordinatorRuntime[ShareStates] = CoordinatorRuntime(
+            topic, config, clock, replicas, controller, self
+        )
+        self._config = config
+        self._replicas = replicas
+        self._controller = controller
         # Called with share partitions whose leader is to write dead letters.
         self.on_letters_owed: Callable[[SharePartitionKey], None] = lambda _key: None
 
@@ -74,8 +79,8 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
 
     async def ask(self, request: ShareRequest) -> Any:
         """Returns the machine's reply about one share partition. `ApiError` refuses the request."""
-        shard = self.shard_of(str(request.key))
-        answer = self.ask_shard(partial(shard.handle, request))
+        shard = self.runtime.shard_of(str(request.key))
+        answer = self.runtime.ask_shard(partial(shard.handle, request))
         return await answer if isinstance(answer, Awaitable) else answer
 
     async def serve(self, request: Request) -> Response:
@@ -111,14 +116,13 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
 
     # -- following the metadata ------------------------------------------------------------------------------
 
-    def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        super().apply(delta, image)
+    def metadata_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:  # noqa: ARG002
         if delta.deleted_topics or any(topic.removed for topic in delta.changed_topics.values()):
-            self.tell_all(TopicsDeleted())
+            self.runtime.tell_all(TopicsDeleted())
 
     # -- the machines ----------------------------------------------------------------------------------------
 
-    def _machine(self, partition_index: int, leader_epoch: int) -> ShareStates:  # noqa: ARG002
+    def make_machine(self, partition_index: int, leader_epoch: int) -> ShareStates:  # noqa: ARG002
         return ShareStates(self._config.share_coordinator, self._has_partition)
 
     def _has_partition(self, topic_id: TopicId, partition: int) -> bool:
@@ -126,13 +130,19 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
         topic = image.topics_by_id.get(topic_id)
         return topic is not None and partition < len(image.partitions_of(topic))
 
-    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:  # noqa: ARG002
+    def carry_out(self, partition_index: int, leader_epoch: int, effect: Any) -> None:  # noqa: ARG002
         if isinstance(effect, PruneLog):
-            partition, _ = self._replicas.find((self.topic.name, partition_index))
+            partition, _ = self._replicas.find((self.runtime.topic.name, partition_index))
             if partition is not None and partition.is_leader and partition.log is not None:
                 self._replicas.move_start(partition, effect.offset)
         elif isinstance(effect, LettersOwed):
             self.on_letters_owed(effect.key)
+
+    def returned(self, machine: ShareStates, steady_ms: int) -> None:
+        """The states have no deadlines."""
+
+    def shard_closed(self, partition_index: int, leader_epoch: int) -> None:
+        """Nothing outlives the shard."""
 
 
 # Errors that say nothing about the state: the shard is elsewhere, loads, or could not write.

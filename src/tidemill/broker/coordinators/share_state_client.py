@@ -190,7 +190,7 @@ class ShareStateClient:
         backoff_s = _BACKOFF_S_MIN
         while True:
             try:
-                broker_id = await self._coordinators.leader_of(str(key))
+                broker_id = await self._coordinators.runtime.leader_of(str(key))
                 return await self._enqueue(broker_id, kind, key, entry)
             except ApiError as error:
                 if error.code not in _RETRIED or self._loop.time() + backoff_s >= end_s:

@@ -24,6 +24,8 @@ from tidemill.broker.net.channel import Channels
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
+from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.image import MetadataImage
 from tidemill.controller.topics.fewer_partitions import has_had
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.machine import TransactionCall, Transactions, WriteMarkers
@@ -46,7 +48,7 @@ _COMPLETE_RETRY_S = 0.1
 _COMPLETION_S_MAX = 0.02
 
 
-class TransactionCoordinators(CoordinatorRuntime[Transactions]):
+class TransactionCoordinators:
     def __init__(
         self,
         config: BrokerConfig,
@@ -71,7 +73,11 @@ class TransactionCoordinators(CoordinatorRuntime[Transactions]):
                 "unclean.leader.election.enable": "false",
             },
         )
-        super().__init__(topic, config, clock, replicas, controller)
+        self.runtime: CoordinatorRuntime[Transactions] = CoordinatorRuntime(
+            topic, config, clock, replicas, controller, self
+        )
+        self._config = config
+        self._controller = controller
         self._producer_ids = producer_ids
         self._offsets_partition_of = offsets_partition_of
         self._loop = asyncio.get_running_loop()
@@ -90,15 +96,15 @@ class TransactionCoordinators(CoordinatorRuntime[Transactions]):
 
     def ask(self, transactional_id: str, request: Request, caller: Caller) -> Response | Awaitable[Response]:
         """Returns the coordinator's response. `ApiError`, now or awaited, when this broker cannot give one."""
-        shard = self.shard_of(transactional_id)
-        answer: Response | Awaitable[Response] = self.ask_shard(
+        shard = self.runtime.shard_of(transactional_id)
+        answer: Response | Awaitable[Response] = self.runtime.ask_shard(
             partial(shard.handle, TransactionCall(request, caller))
         )
         return answer
 
     async def until_complete(self, transactional_id: str) -> None:
         """Returns when no transaction is decided and not complete, or after a moment."""
-        shard = self._shards.get(self.partition_of(transactional_id))
+        shard = self.runtime.hosted(self.runtime.partition_of(transactional_id))
         transaction = shard.machine.transactions.get(transactional_id) if shard is not None else None
         if transaction is None or not transaction.is_prepared:
             return
@@ -178,20 +184,26 @@ class TransactionCoordinators(CoordinatorRuntime[Transactions]):
         return ErrorCode.OPERATION_NOT_ATTEMPTED
 
     async def ask_all(self, request: Request, caller: Caller) -> list[Response]:
-        return await self.ask_every_shard(TransactionCall(request, caller))
+        return await self.runtime.ask_every_shard(TransactionCall(request, caller))
 
     # -- the machines ----------------------------------------------------------------------------------------
 
-    def _machine(self, partition_index: int, leader_epoch: int) -> Transactions:  # noqa: ARG002
+    def make_machine(self, partition_index: int, leader_epoch: int) -> Transactions:  # noqa: ARG002
         return Transactions(
             self._config.transactions, leader_epoch, self._offsets_partition_of, self._producer_ids.take
         )
 
-    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
+    def carry_out(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
         if isinstance(effect, WriteMarkers):
             self._markers.write(ShardKey(partition_index, leader_epoch), effect)
 
-    def _shard_closed(self, partition_index: int, leader_epoch: int) -> None:
+    def returned(self, machine: Transactions, steady_ms: int) -> None:
+        """Transactions time out as before."""
+
+    def metadata_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """The machines know no topics."""
+
+    def shard_closed(self, partition_index: int, leader_epoch: int) -> None:
         self._markers.forget(ShardKey(partition_index, leader_epoch))
         for transactional_id in list(self._completions):
             self._wake(transactional_id)
@@ -199,7 +211,7 @@ class TransactionCoordinators(CoordinatorRuntime[Transactions]):
     # -- when the markers are written ------------------------------------------------------------------------
 
     def _complete(self, key: ShardKey, markers: WriteMarkers) -> None:
-        shard = self._shards.get(key.partition_index)
+        shard = self.runtime.hosted(key.partition_index)
         if shard is None or shard.leader_epoch != key.leader_epoch:
             return
         shard.check_leadership()
@@ -216,5 +228,5 @@ class TransactionCoordinators(CoordinatorRuntime[Transactions]):
             completed.set_result(None)
 
     def close(self) -> None:
-        super().close()
+        self.runtime.close()
         self._markers.close()

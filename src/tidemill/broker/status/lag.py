@@ -38,7 +38,7 @@ def lags(
     groups: GroupCoordinators, replicas: Replicas, group_id: str | None = None
 ) -> Iterator[PartitionLag]:
     """Of one group, or of all that are coordinated here."""
-    for machine in groups.machines():
+    for machine in groups.runtime.machines():
         for group in machine.groups.values():
             if group_id is None or group.group_id == group_id:
                 yield from lags_of(machine, group, replicas)

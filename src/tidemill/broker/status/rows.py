@@ -192,7 +192,9 @@ async def _groups(broker: Broker, totals: Totals) -> list[bytes]:
     partitions = _Families(names.GROUP_PARTITION_GAUGES, "gauge")
     topics = _Families(names.GROUP_TOPIC_GAUGES, "gauge")
     members = _Families((names.GROUP_MEMBERS,), "gauge")
-    listed = [(machine, group) for machine in broker.groups.machines() for group in machine.groups.values()]
+    listed = [
+        (machine, group) for machine in broker.groups.runtime.machines() for group in machine.groups.values()
+    ]
     written = 0
     for machine, group in listed:
         totals.group_states[group.state] = totals.group_states.get(group.state, 0) + 1

@@ -187,7 +187,9 @@ class StatusServer:
     async def _rebalances(self, arguments: dict[str, str]) -> Page:
         groups = self._broker.groups
         wanted = arguments.get("group")
-        names = [wanted] if wanted else [name for machine in groups.machines() for name in machine.groups]
+        names = (
+            [wanted] if wanted else [name for machine in groups.runtime.machines() for name in machine.groups]
+        )
         events = [asdict(event) for name in names for event in groups.events_of(name)]
         events.sort(key=lambda event: event["at_ms"])
         return Page(HTTPStatus.OK, _JSON, [json.dumps(events).encode()])

@@ -22,11 +22,11 @@ def differences(machine: Machine) -> Iterator[str]:
 def _share_differences(machine: Machine) -> Iterator[str]:
     """Compares what a new leader of a share partition would read; the log may have been pruned."""
     hosts = machine.node.broker.share_coordinators if machine.node else None
-    for index, hosted in hosts._shards.items() if hosts is not None else ():
+    for index, hosted in hosts.runtime._shards.items() if hosts is not None else ():
         log = hosted._partition.log
         if hosts is None or log is None or not hosted.is_active:
             continue
-        rebuilt = hosts._machine(index, hosted.leader_epoch)
+        rebuilt = hosts.make_machine(index, hosted.leader_epoch)
         for segment in log.segments:
             for _, header, batch in segment.batches():
                 for raw in iterate_records(batch, header):
@@ -48,11 +48,11 @@ def _transaction_differences(machine: Machine) -> Iterator[str]:
     hosts: TransactionCoordinators | None = machine.node.broker.transactions if machine.node else None
     if hosts is None:
         return
-    for index, hosted in hosts._shards.items():
+    for index, hosted in hosts.runtime._shards.items():
         log = hosted._partition.log
         if log is None or not hosted.is_active:
             continue
-        rebuilt = hosts._machine(index, hosted.leader_epoch)
+        rebuilt = hosts.make_machine(index, hosted.leader_epoch)
         for segment in log.segments:
             for _, header, batch in segment.batches():
                 for raw in iterate_records(batch, header):

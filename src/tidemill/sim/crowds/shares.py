@@ -284,7 +284,7 @@ class ShareCrowd(Crowd):
                 continue
             key = SharePartitionKey(SHARE_GROUP, topic.id, tp.partition)
             hosts = broker.share_coordinators
-            hosted = hosts._shards.get(hosts.partition_of(str(key)))
+            hosted = hosts.runtime.hosted(hosts.runtime.partition_of(str(key)))
             state = hosted.machine.states.get(key) if hosted is not None and hosted.is_active else None
             if hosted is not None and state is not None:
                 states.append((hosted.leader_epoch, state))

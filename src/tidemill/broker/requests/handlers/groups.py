@@ -188,16 +188,16 @@ async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> C
 
 def _coordinators(broker: Broker, call: Call, key_type: int, key: str) -> CoordinatorRuntime[Any]:
     if key_type == _GROUP:
-        return broker.groups
+        return broker.groups.runtime
     if key_type == _TRANSACTION:
-        return broker.transactions
+        return broker.transactions.runtime
     if key_type != _SHARE or call.version < _SHARE_FIND_SINCE:
         raise ApiError(ErrorCode.INVALID_REQUEST)
     try:
         SharePartitionKey.parse(key)
     except ValueError:
         raise ApiError(ErrorCode.INVALID_REQUEST) from None
-    return broker.share_coordinators
+    return broker.share_coordinators.runtime
 
 
 def _check_describable(broker: Broker, call: Call, key_type: int, key: str) -> None:
@@ -363,8 +363,9 @@ async def _confirm(broker: Broker, call: Call, request: TxnOffsetCommitRequest) 
     """`ApiError` when the group's partition is not part of the producer's transaction, or cannot be made one."""
     if not request.group_id:
         raise ApiError(ErrorCode.INVALID_GROUP_ID)
-    broker.groups.shard_of(request.group_id)
-    place = TopicPartition(broker.groups.topic.name, broker.groups.partition_of(request.group_id))
+    runtime = broker.groups.runtime
+    runtime.shard_of(request.group_id)
+    place = TopicPartition(runtime.topic.name, runtime.partition_of(request.group_id))
     partition, error = broker.replicas.find(place)
     if partition is None:
         raise ApiError(error)
