@@ -113,7 +113,14 @@ def test_shrink_says_what_is_left_in_decommissioned_partitions(
     assert "partition 3: 1 record left" in out
     again = cli("topics", "shrink", topic, "--json").json
     sizes = again.pop("size_bytes")
-    assert again == {"name": topic, "partitions": 4, "active": 2, "records_left": {"2": 1, "3": 1}}
+    assert again == {
+        "name": topic,
+        "partitions": 4,
+        "active": 2,
+        "keeps_records_for_ever": False,
+        "records_left": {"2": 1, "3": 1},
+        "schedules": [],
+    }
     assert {index: size > 0 for index, size in sizes.items()} == {"2": True, "3": True}
 
 
@@ -131,3 +138,35 @@ def test_shrink_of_a_topic_that_keeps_its_records_for_ever_says_what_that_means(
     out = cli("topics", "shrink", topic, "--partitions", "1").out
     assert f"{topic} keeps its records for ever (retention.ms=-1): these partitions stay" in out
     assert f"tidemill topics delete-records {topic} --partition N --before end" in out
+
+
+def test_describe_marks_decommissioned_partitions(cli: Run, topic: str) -> None:
+    cli("topics", "create", topic, "--partitions", "4")
+    assert "STATE" not in cli("topics", "describe", topic).ok
+    assert cli("produce", topic, "--partition", "3", "old").code == 0
+    assert cli("topics", "shrink", topic, "--partitions", "2").code == 0
+    lines = cli("topics", "describe", topic).ok.splitlines()
+    assert [line.split()[-1] for line in lines[-4:]] == [
+        "active",
+        "active",
+        "decommissioned",
+        "decommissioned",
+    ]
+    (shrinks,) = [line for line in lines if line.startswith("shrinks:")]
+    assert "to 2 partitions, 1 record left in the others" in shrinks
+    (described,) = cli("topics", "describe", topic, "--json").json
+    assert [each["is_decommissioned"] for each in described["partitions"]] == [False, False, True, True]
+
+
+def test_shrink_names_the_schedules_that_hold_it_and_they_can_be_cancelled(cli: Run, topic: str) -> None:
+    cli("topics", "create", topic, "--partitions", "4", "--config", "tidemill.delays.enable=true").check()
+    named = ("--header", "tidemill-schedule=@every 1h", "--header", "tidemill-schedule-id=report")
+    for partition in ("1", "3"):
+        cli("produce", topic, "--partition", partition, *named, "--key", "a", "tick").check()
+    out = cli("topics", "shrink", topic, "--partitions", "2").out
+    assert f"  report (@every 1h): `tidemill delays cancel {topic} --partition 3 --offset 0`" in out
+    (schedule,) = cli("topics", "shrink", topic, "--json").json["schedules"]
+    assert schedule == {"partition": 3, "offset": 0, "schedule_id": "report"}
+    cli("delays", "cancel", topic, "--partition", "3", "--offset", "0").check()
+    assert cli("topics", "shrink", topic, "--json").json["schedules"] == []
+    assert [each["partition"] for each in cli("delays", "list", topic, "--json").json] == [1]

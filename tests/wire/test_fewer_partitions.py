@@ -10,6 +10,7 @@ from tests.brokers import RunningBroker, eventually
 from tests.wire.batches import Header, Record, encode
 from tests.wire.connection import Connection, read_all
 from tests.wire.transactional import Producer, fetch, kinds
+from tidemill.client.admin.delays import DelayAdmin
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import fetch_range
@@ -441,36 +442,75 @@ def test_delayed_record_of_a_decommissioned_partition_is_delivered_there(
     eventually(lambda: shown(target, topic, 1) == [b"new"], "the delivery of the new one")
 
 
-def test_what_waits_in_a_decommissioned_partition_is_neither_replaced_nor_cancelled_silently(
-    connection: Connection, topic: str
-) -> None:
+def settled(connection: Connection, topic: str, batch: bytes) -> Any:
+    """The answer to a batch for partition 3, once its leader knows what waits there."""
+
+    def answer() -> Any:
+        found = connection.produce(topic, batch, partition=3)
+        return found if found.error_code not in (NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS) else None
+
+    return eventually(answer, "what waits is known")
+
+
+def test_what_waits_in_a_decommissioned_partition_is_not_replaced(connection: Connection, topic: str) -> None:
     connection.create_topic(topic, partitions=4, configs=DELAYS)
     assert connection.produce(topic, delayed(b"a", delay="1h", schedule_id="a"), partition=3).error_code == 0
     # The other partition has a record at offset 0, too, which a cancel by offset must not meet.
     assert connection.produce(topic, delayed(b"b", delay="1h"), partition=1).error_code == 0
     shrink(connection, topic, 2)
-
-    def refused(batch: bytes) -> str:
-        answer = eventually(
-            lambda: (
-                found
-                if (found := connection.produce(topic, batch, partition=3)).error_code
-                != NOT_LEADER_OR_FOLLOWER
-                else None
-            ),
-            "what waits is known",
-        )
-        assert answer.error_code == INVALID_RECORD
-        return str(answer.error_message)
-
+    moved = (("tidemill-delay", b"2h"),), (("tidemill-cancel", b"0"),)
     for change in (
         delayed(b"a2", delay="2h", schedule_id="a"),
-        delayed(None, cancel="", schedule_id="a"),
-        delayed(None, cancel="0"),
+        encode([Record(b"a2", b"k", headers=headers) for headers in moved]),
     ):
-        assert "decommissioned" in refused(change)
+        answer = settled(connection, topic, change)
+        assert answer.error_code == INVALID_RECORD
+        assert "decommissioned" in answer.error_message
     # Another id, and another key with the same id, have nothing that waits there.
     assert connection.produce(topic, delayed(b"c", delay="1h", schedule_id="c"), partition=3).error_code == 0
     other = delayed(b"d", key=b"other", delay="1h", schedule_id="a")
     assert connection.produce(topic, other, partition=3).error_code == 0
     assert ends(connection, topic, 4) == [0, 3, 0, 1]
+
+
+@pytest.mark.parametrize("cancel", [{"cancel": "", "schedule_id": "a"}, {"cancel": "0"}])
+def test_what_waits_in_a_decommissioned_partition_is_cancelled_there(
+    connection: Connection, target: RunningBroker, topic: str, cancel: dict[str, str]
+) -> None:
+    connection.create_topic(topic, partitions=4, configs=DELAYS)
+    hourly = delayed(b"a", schedule="@every 1h", schedule_id="a")
+    assert connection.produce(topic, hourly, partition=3).error_code == 0
+    assert connection.produce(topic, delayed(b"b", delay="1h"), partition=1).error_code == 0
+    shrink(connection, topic, 2)
+    assert settled(connection, topic, delayed(None, **cancel)).error_code == 0
+    assert ends(connection, topic, 4) == [0, 1, 0, 2]
+    assert waiting(target, topic) == [b"b"]
+
+
+def test_a_producer_that_cancelled_in_a_decommissioned_partition_goes_on(
+    connection: Connection, target: RunningBroker, topic: str
+) -> None:
+    connection.create_topic(topic, partitions=4, configs=DELAYS)
+    for name in "ab":
+        hourly = delayed(b"x", schedule="@every 1h", schedule_id=name)
+        assert connection.produce(topic, hourly, partition=3).error_code == 0
+    shrink(connection, topic, 2)
+
+    def cancel(name: bytes, sequence: int) -> bytes:
+        headers = (("tidemill-cancel", b""), ("tidemill-schedule-id", name))
+        header = Header(producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=sequence)
+        return encode([Record(None, b"k", headers=headers)], header)
+
+    assert settled(connection, topic, cancel(b"a", 0)).error_code == 0
+    # Its retry is found, and its next batch continues the sequence where it is stored.
+    assert settled(connection, topic, cancel(b"a", 0)).error_code == 0
+    assert settled(connection, topic, batch(b"plain", sequence=1)).error_code == 0
+    assert ends(connection, topic, 4) == [0, 1, 0, 3]
+    # Its sequence goes on there, so what waits here is left alone.
+    assert settled(connection, topic, cancel(b"b", 2)).error_code == INVALID_RECORD
+    assert waiting(target, topic) == [b"x"]
+
+
+def waiting(target: RunningBroker, topic: str) -> list[bytes | None]:
+    with Cluster(target.bootstrap) as cluster:
+        return [each.value for each in DelayAdmin(cluster).pending(topic).messages]

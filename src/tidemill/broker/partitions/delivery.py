@@ -200,33 +200,50 @@ class DelayedDelivery:
         is_known = self._state is not None and log is self._log and self._is_restored
         return self._state if is_known and self._counted_cancels is not None else None
 
-    def check_passed_on(self, batch: memoryview, header: BatchHeader) -> Steps[None]:
-        """Refuse what changes a record that waits here: where it would be stored, it would change nothing.
+    def stays(self, batch: memoryview, header: BatchHeader) -> Steps[bool]:
+        """Whether a batch for a decommissioned partition is stored here: it only cancels records that wait here.
 
-        `InvalidBatch`, also as long as the log was not replayed to its end.
+        Any other batch that changes them is refused: where it would be stored, it would change nothing. So is one of a
+        producer whose earlier batches may be stored there: its sequence goes on there. `InvalidBatch`, also as long as
+        the log was not replayed to its end.
         """
         if not self._config.tidemill_delays_enable:
-            return
+            return False
         body = yield from records_in_steps(batch, header)
         if not may_hold_requests(body):
-            return
+            return False
+        changing: list[int] = []
+        may_cancel = header.producer_id < 0 or (header.base_sequence == 0 and not header.is_transactional)
         for number, record in enumerate(iterate_decompressed(memoryview(body), header)):
             if number % _RECORDS_A_STEP == _RECORDS_A_STEP - 1:
                 yield None
             meaning = meaning_of(record)
-            if not isinstance(meaning, Delayed | Cancel) or meaning.identity is None:
+            if not isinstance(meaning, Delayed | Cancel) or not self._changes_waiting(meaning):
                 continue
-            state, log = self._state, self._log
-            if state is None or log is None or not self._is_restored or state.end_offset < log.log_end_offset:
-                raise InvalidBatch(
-                    ErrorCode.NOT_LEADER_OR_FOLLOWER, f"what waits in {self._name} is not known yet"
-                )
-            if state.holds(meaning.identity):
-                reason = (
-                    f"a message with this key and schedule id waits in {self._name}, which is decommissioned: it can be "
-                    "neither replaced nor cancelled there. It is delivered, or dropped with the partition's records"
-                )
-                raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, [(number, reason)])
+            changing.append(number)
+            may_cancel = may_cancel and isinstance(meaning, Cancel)
+        if changing and not (may_cancel and len(changing) == header.record_count):
+            reason = (
+                f"a message that waits in {self._name}, which is decommissioned, can be cancelled, but not replaced or "
+                "changed together with other records: use `tidemill delays cancel`, and send it anew"
+            )
+            raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, [(number, reason) for number in changing])
+        return bool(changing)
+
+    def _changes_waiting(self, request: Delayed | Cancel) -> bool:
+        """Whether a request is about a record that waits in this partition. `InvalidBatch` when that is not known yet."""
+        offset = request.offset if isinstance(request, Cancel) else None
+        if request.identity is None and offset is None:
+            return False
+        state, log = self._state, self._log
+        if state is None or log is None or not self._is_restored or state.end_offset < log.log_end_offset:
+            raise InvalidBatch(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"what waits in {self._name} is not known yet"
+            )
+        if request.identity is not None:
+            return state.holds(request.identity)
+        # An empty log stays empty: it may be removed.
+        return log.log_start_offset < log.log_end_offset
 
     def _stop(self) -> None:
         state, log = self._state, self._log

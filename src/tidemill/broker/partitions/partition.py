@@ -109,7 +109,7 @@ class Partition:
         self.delivery = DelayedDelivery(
             name, config, host, self.reader, self.leadership, self.appender, self.counts
         )
-        self.appender.check_passed_on = self.delivery.check_passed_on
+        self.appender.stays = self.delivery.stays
         self.configure(config)
 
     def configure(self, config: TopicConfig) -> None:

@@ -7,9 +7,15 @@ import argparse
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_verb, connect, positive, print_json
 from tidemill.cli.table import plural, size_text
+from tidemill.client.admin.delays import DelayAdmin, PendingMessage
 from tidemill.client.admin.shrinking import Shrink, ShrinkAdmin
 from tidemill.client.admin.topics import Admin
+from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic
+from tidemill.config import DELAYS_ENABLE
+from tidemill.errors import ApiError, ErrorCode
+
+_SCHEDULES_NAMED_MAX = 10
 
 
 def add_verb_shrink(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -57,6 +63,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
             if arguments.cancel and not shrinks.cancel(name):
                 raise CommandError(f"topic {name} is not getting fewer partitions")
             shrink = shrinks.progress(name)
+            schedules = _schedules(cluster, shrink)
         except UnknownTopic:
             raise CommandError(
                 f"there is no topic {name}; `tidemill topics list` shows what there is"
@@ -64,11 +71,49 @@ def _shrink(arguments: argparse.Namespace) -> int:
     if arguments.json:
         left = {each.partition: each.records_left for each in shrink.decommissioned}
         sizes = {each.partition: each.size_bytes for each in shrink.decommissioned}
-        facts = {"name": name, "partitions": shrink.partition_count, "active": shrink.active}
-        print_json({**facts, "records_left": left, "size_bytes": sizes})
+        print_json(
+            {
+                "name": name,
+                "partitions": shrink.partition_count,
+                "active": shrink.active,
+                "keeps_records_for_ever": shrink.keeps_records_for_ever,
+                "records_left": left,
+                "size_bytes": sizes,
+                "schedules": [
+                    {"partition": each.partition, "offset": each.offset, "schedule_id": each.schedule_id}
+                    for each in schedules
+                ],
+            }
+        )
         return 0
     _print(shrink)
+    _print_schedules(name, schedules)
     return 0
+
+
+def _schedules(cluster: Cluster, shrink: Shrink) -> list[PendingMessage]:
+    """Some of the messages that recur in decommissioned partitions: each keeps its partition from getting empty."""
+    if not shrink.decommissioned:
+        return []
+    if Admin(cluster).topic_values([shrink.topic], DELAYS_ENABLE).get(shrink.topic) != "true":
+        return []
+    try:
+        return DelayAdmin(cluster).schedules(shrink.topic, shrink.active, _SCHEDULES_NAMED_MAX)
+    except ApiError as error:
+        if error.code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        # Only those who may change the topic's configuration see what waits.
+        return []
+
+
+def _print_schedules(topic: str, schedules: list[PendingMessage]) -> None:
+    if schedules:
+        print(
+            "messages that recur keep their partitions until they are cancelled; send them anew afterwards:"
+        )
+    for each in schedules:
+        cancel = f"tidemill delays cancel {topic} --partition {each.partition} --offset {each.offset}"
+        print(f"  {each.schedule_id} ({each.schedule}): `{cancel}`")
 
 
 def _print(shrink: Shrink) -> None:

@@ -37,6 +37,8 @@ from tidemill.types import TopicPartition
 # What a page asks a broker for at once: so much for itself, and for each message.
 _PAGE_BYTES_MIN = 64 * 1024
 _MESSAGE_BYTES = 1024
+# How many waiting messages are searched for schedules.
+_SEARCHED_MAX = 10_000
 
 
 class NotPending(ApiError):
@@ -103,6 +105,11 @@ class DelayAdmin:
         found = list(islice(self._waiting(topic, place, value_bytes_max, fetch_bytes), limit + 1))
         next_place = (found[limit].partition, found[limit].offset) if len(found) > limit else None
         return PendingPage(sorted(found[:limit], key=_due), next_place)
+
+    def schedules(self, topic: str, first_partition: int, limit: int) -> list[PendingMessage]:
+        """Messages that recur in a partition and those after it, at most `limit`, among the first ones that wait there."""
+        waiting = islice(self._waiting(topic, (first_partition, 0)), _SEARCHED_MAX)
+        return list(islice((each for each in waiting if each.schedule is not None), limit))
 
     def cancel(self, topic: str, partition: int, offset: int) -> None:
         """Cancel the record that waits at an offset. `NotPending` when none does."""

@@ -96,10 +96,10 @@ class Appender:
         "_reader",
         "_refusals",
         "_rules",
-        "check_passed_on",
         "counts",
         "guards",
         "passing_on",
+        "stays",
     )
 
     def __init__(
@@ -131,8 +131,8 @@ class Appender:
         # Partitions that may have stored batches of this one; and what they store, as long as it matters. That counts, too.
         self._origins: tuple[int, ...] = ()
         self._elsewhere: StoredElsewhere | None = None
-        # Refuses records that change delayed ones of this partition, where it is decommissioned.
-        self.check_passed_on: Callable[[memoryview, BatchHeader], Steps[None]] | None = None
+        # Whether a batch is stored here although the partition is decommissioned: it cancels delayed records of this one.
+        self.stays: Callable[[memoryview, BatchHeader], Steps[bool]] | None = None
         self.configure(config)
 
     def configure(self, config: TopicConfig) -> None:
@@ -297,13 +297,15 @@ class Appender:
         """
         self._inspecting += 1
         was_decommissioned = self.is_decommissioned
+        stays = False
 
         def inspect() -> Steps[Inspected]:
+            nonlocal stays
             # A batch without a valid header is refused by `append`.
             header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
             found = yield from self._rules.inspect_received(data, header, self._host.wall_ms())
-            if self.passing_on is not None and self.check_passed_on is not None:
-                yield from self.check_passed_on(*found)
+            if self.passing_on is not None and self.stays is not None:
+                stays = yield from self.stays(*found)
             return found
 
         def inspected(found: Inspected, error: Exception | None) -> None:
@@ -335,7 +337,7 @@ class Appender:
                 # An offset of another partition would be wrong for this one.
                 settled(ProduceResult(self._name.partition, ErrorCode.NONE, -found[1].record_count))
                 return
-            if self.passing_on is not None:
+            if self.passing_on is not None and not stays:
                 self._pass_on(self.passing_on, found, error, acks, transactional_id, first_sequence, settled)
                 return
             if first_sequence is not None and self._may_leave_gap(found[1]):
