@@ -25,6 +25,7 @@ from tidemill.cli.topics import elect
 from tidemill.cli.topics.shrink import add_verb_shrink
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.retry import UnknownTopic
+from tidemill.config import PARTITIONS_ACTIVE
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.cluster import MetadataResponseTopic
 from tidemill.types import TopicPartition, uuid_text
@@ -43,6 +44,8 @@ class _Partition(NamedTuple):
     start_offset: int | None
     end_offset: int | None
     size_bytes: int | None
+    # Whether it takes no new records, because the topic gets fewer partitions.
+    is_decommissioned: bool
 
 
 class _Topic(NamedTuple):
@@ -199,9 +202,22 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 def _print_description(topic: _Topic) -> None:
     settings = " ".join(f"{key}={value}" for key, value in topic.configs.items())
-    print_fields([("topic", topic.name), ("id", topic.id), ("settings", settings or None)])
+    fields = [("topic", topic.name), ("id", topic.id), ("settings", settings or None)]
+    going = [each for each in topic.partitions if each.is_decommissioned]
+    if going:
+        fields.append(("shrinks", _shrink_text(topic, going)))
+    print_fields(fields)
     print_table(
-        ("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START", "END", "SIZE"),
+        (
+            "PARTITION",
+            "LEADER",
+            "REPLICAS",
+            "IN SYNC",
+            "START",
+            "END",
+            "SIZE",
+            *(("STATE",) if going else ()),
+        ),
         [
             (
                 each.partition,
@@ -211,9 +227,18 @@ def _print_description(topic: _Topic) -> None:
                 each.start_offset,
                 each.end_offset,
                 None if each.size_bytes is None else size_text(each.size_bytes),
+                *(("decommissioned" if each.is_decommissioned else "active",) if going else ()),
             )
             for each in topic.partitions
         ],
+    )
+
+
+def _shrink_text(topic: _Topic, going: list[_Partition]) -> str:
+    left = sum((each.end_offset or 0) - (each.start_offset or 0) for each in going)
+    return (
+        f"to {plural(len(topic.partitions) - len(going), 'partition')}, {plural(left, 'record')} left in the others; "
+        f"`tidemill topics shrink {topic.name}` shows more"
     )
 
 
@@ -234,6 +259,8 @@ def _description(admin: Admin, topic: MetadataResponseTopic) -> _Topic:
     starts, ends = admin.start_offsets(led), admin.end_offsets(led)
     sizes = _leader_sizes(admin, topic)
     configs = admin.describe_configs(ResourceType.TOPIC, name)
+    values = {each.name: each.value for each in configs}
+    active = int(values.get(PARTITIONS_ACTIVE) or 0) or len(topic.partitions)
     partitions = [
         _Partition(
             partition=each.partition_index,
@@ -244,6 +271,7 @@ def _description(admin: Admin, topic: MetadataResponseTopic) -> _Topic:
             start_offset=starts.get(TopicPartition(name, each.partition_index)),
             end_offset=ends.get(TopicPartition(name, each.partition_index)),
             size_bytes=sizes.get(each.partition_index),
+            is_decommissioned=each.partition_index >= active,
         )
         for each in sorted(topic.partitions, key=lambda each: each.partition_index)
     ]
