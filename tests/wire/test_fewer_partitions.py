@@ -475,7 +475,7 @@ def test_what_waits_in_a_decommissioned_partition_is_not_replaced(connection: Co
 
 @pytest.mark.parametrize("cancel", [{"cancel": "", "schedule_id": "a"}, {"cancel": "0"}])
 def test_what_waits_in_a_decommissioned_partition_is_cancelled_there(
-    connection: Connection, target: RunningBroker, topic: str, cancel: dict[str, str]
+    connection: Connection, target: RunningBroker, topic: str, cancel: dict[str, Any]
 ) -> None:
     connection.create_topic(topic, partitions=4, configs=DELAYS)
     hourly = delayed(b"a", schedule="@every 1h", schedule_id="a")

@@ -190,6 +190,69 @@ def test_offset_of_a_partition_that_is_gone_is_not_shown_by_a_coordinator_that_m
     assert fetch(world) == -1
 
 
+def commit_in_epoch(world: World, epoch: int) -> ErrorCode:
+    committed = OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=160, committed_leader_epoch=epoch
+    )
+    topic = OffsetCommitRequestTopic(name="t", partitions=[committed])
+    answer = answer_of(world, "c", OffsetCommitRequest(group_id="g", topics=[topic]), 9)
+    return ErrorCode(answer.topics[0].partitions[0].error_code)
+
+
+def add_again(world: World) -> None:
+    world.topics.former_epochs["t", 0] = 3
+    world.topics.set_partitions("t", 2)
+
+
+def test_offset_of_a_former_partition_is_not_shown_for_the_one_that_was_added_with_its_index(
+    world: World,
+) -> None:
+    assert commit_in_epoch(world, 2) is ErrorCode.NONE
+    world.topics.set_partitions("t", 0)
+    # The coordinator misses the removal.
+    add_again(world)
+    assert fetch(world) == -1
+    assert commit_in_epoch(world, 4) is ErrorCode.NONE
+    assert fetch(world) == 160
+
+
+@pytest.mark.parametrize("epoch", [2, -1])
+def test_tombstones_of_a_removed_partition_are_written_again_until_they_are_in_the_log(
+    world: World, epoch: int
+) -> None:
+    assert commit_in_epoch(world, epoch) is ErrorCode.NONE
+    world.log.refuse_with = ErrorCode.NOT_ENOUGH_REPLICAS
+    world.topics.set_partitions("t", 0)
+    world.tell(TopicsChanged(frozenset({"t"}), removed={"t": frozenset({0, 1})}))
+    add_again(world)
+    assert fetch(world) == -1
+    world.advance(5_000)
+    world.log.refuse_with = None
+    world.advance(5_000)
+    world.move_coordinator()
+    assert fetch(world) == -1
+
+
+def test_tombstones_that_are_written_again_spare_a_commit_for_the_new_partition(world: World) -> None:
+    assert commit_in_epoch(world, -1) is ErrorCode.NONE
+    world.log.refuse_with = ErrorCode.NOT_ENOUGH_REPLICAS
+    world.tell(TopicsChanged(frozenset({"t"}), removed={"t": frozenset({0, 1})}))
+    world.log.refuse_with = None
+    add_again(world)
+    assert commit(world, 7) == ErrorCode.NONE
+    world.advance(60_000)
+    assert fetch(world) == 7
+
+
+def test_coordinator_that_missed_a_removal_removes_the_offsets_when_it_is_loaded(world: World) -> None:
+    assert commit_in_epoch(world, -1) is ErrorCode.NONE
+    world.topics.set_partitions("t", 0)
+    world.move_coordinator()
+    world.advance(0)
+    add_again(world)
+    assert fetch(world) == -1
+
+
 @pytest.mark.parametrize(
     ("epoch", "code"),
     [
@@ -203,14 +266,7 @@ def test_position_in_a_partition_that_is_gone_is_not_committed_for_the_one_with_
     world: World, epoch: int, code: ErrorCode
 ) -> None:
     world.topics.former_epochs["t", 0] = 3
-    committed = OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=160, committed_leader_epoch=epoch
-    )
-    request = OffsetCommitRequest(
-        group_id="g", topics=[OffsetCommitRequestTopic(name="t", partitions=[committed])]
-    )
-    answer = answer_of(world, "c", request, 9)
-    assert answer.topics[0].partitions[0].error_code == code
+    assert commit_in_epoch(world, epoch) is code
     assert fetch(world) == (42 if code else 160), "42 was committed before"
 
 

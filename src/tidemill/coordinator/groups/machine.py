@@ -77,6 +77,8 @@ _DESCRIBE_NOT_FOUND_SINCE = 6
 # Nullable in the schema, but a member of these versions must set them.
 _SYNC_PROTOCOL_SINCE = 5
 _EXPIRY_KEY = ("expiry",)
+_TOMBSTONES_KEY = ("tombstones",)
+_TOMBSTONES_AGAIN_MS = 1_000
 
 
 class Groups:
@@ -117,6 +119,8 @@ class Groups:
         self._untimed = list(self.groups)
         self._start_timers(steady_ms)
         self._schedule_expiry(steady_ms)
+        # Offsets of partitions that disappeared while no coordinator was loaded must go before their numbers come back.
+        self._to_expire.extend(each for each in self.groups if self.offsets.has_gone(each))
 
     def waiting_tokens(self) -> list[int]:
         return [token for group in self.groups.values() for token in group.waiting_tokens()]
@@ -304,6 +308,17 @@ class Groups:
         interval_ms = self.environment.config.offsets_retention_check_interval_ms
         self.environment.timers.set(_EXPIRY_KEY, steady_ms + interval_ms, begin_round)
 
+    def _schedule_tombstones(self, steady_ms: int) -> None:
+        """Write the tombstones of removed partitions again, until the log has taken them."""
+
+        def write_again(steady_ms: int) -> Decision | None:
+            tombstones = self.offsets.removed_again()
+            if self.offsets.awaits_tombstones:
+                self._schedule_tombstones(steady_ms)
+            return Decision(tombstones) if tombstones else None
+
+        self.environment.timers.set(_TOMBSTONES_KEY, steady_ms + _TOMBSTONES_AGAIN_MS, write_again)
+
     def _expired(self, group: Group, steady_ms: int) -> list[Record]:
         if not group.may_expire:
             return []
@@ -315,6 +330,8 @@ class Groups:
     def _topics_changed(self, change: TopicsChanged, steady_ms: int) -> Decision:
         written = self.offsets.topics_deleted(change.deleted.items())
         written += self.offsets.partitions_removed(change.removed)
+        if self.offsets.awaits_tombstones:
+            self._schedule_tombstones(steady_ms)
         if self.share is not None:
             written += self.share.topics_changed(change)
         if self.consumer is not None:

@@ -77,6 +77,8 @@ class Offsets:
         self._by_group: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self._pending = PendingOffsets()
         self._last_position = 0
+        # Offsets of partitions that were removed, by their positions, until their tombstones are in the log.
+        self._removed: dict[Place, int] = {}
 
     def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
         """Returns the offsets by topic and partition, from which lag is computed. Callers must not change them."""
@@ -343,8 +345,22 @@ class Offsets:
 
     def _current(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         committed = self.of_group(group_id).get(topic, {}).get(partition)
-        is_gone = committed is None or self._is_of_old_topic(topic, committed)
-        return None if is_gone or self._is_beyond(topic, partition) else committed
+        return None if committed is None or self._is_gone(Place(group_id, topic, partition)) else committed
+
+    def _is_gone(self, place: Place) -> bool:
+        """Whether the topic or the partition of a committed offset is gone. Another one may have its name or index."""
+        committed = self._by_group[place.group_id][place.topic][place.partition]
+        return (
+            self._is_of_old_topic(place.topic, committed)
+            or self._is_beyond(place.topic, place.partition)
+            or self._removed.get(place) == committed.position
+            or 0 <= committed.leader_epoch <= self._topics.former_epoch(place.topic, place.partition)
+        )
+
+    def has_gone(self, group_id: str) -> bool:
+        """Whether a group has offsets of topics or partitions that are gone."""
+        topics = self.of_group(group_id).items()
+        return any(self._is_gone(Place(group_id, topic, each)) for topic, of in topics for each in of)
 
     def _is_of_old_topic(self, topic: str, committed: CommittedOffset) -> bool:
         topic_id = self._topics.id_of(topic)
@@ -428,7 +444,25 @@ class Offsets:
         for place in self._pending.places():
             if place.partition in removed.get(place.topic, ()):
                 places[place] = None
+        for place in places:
+            committed = self.of_group(place.group_id).get(place.topic, {}).get(place.partition)
+            if committed is not None:
+                self._removed[place] = committed.position
         return [offset_commit_tombstone(*place) for place in places]
+
+    def removed_again(self) -> list[Record]:
+        """Returns the tombstones of removed partitions that the log did not take. A later commit is spared."""
+        self._removed = {
+            place: position
+            for place, position in self._removed.items()
+            if (found := self.of_group(place.group_id).get(place.topic, {}).get(place.partition)) is not None
+            and found.position == position
+        }
+        return [offset_commit_tombstone(*place) for place in self._removed if not self._pending.has(place)]
+
+    @property
+    def awaits_tombstones(self) -> bool:
+        return bool(self._removed)
 
     def _goes_with_topic(self, place: Place, topic_id: TopicId) -> bool:
         # An offset without a topic id is older than topic ids, and so older than any new topic of that name.
@@ -447,8 +481,7 @@ class Offsets:
             is_subscribed = group.subscribes_to(topic)
             for partition, committed in partitions.items():
                 place = Place(group.group_id, topic, partition)
-                is_orphan = self._is_of_old_topic(topic, committed) or self._is_beyond(topic, partition)
-                may_go = is_orphan or (not is_subscribed and self._is_expired(group, committed, steady_ms))
+                may_go = self._is_gone(place) or (not is_subscribed and self._is_expired(group, committed, steady_ms))
                 if may_go and not self._pending.has(place):
                     records.append(offset_commit_tombstone(*place))
                 else:
