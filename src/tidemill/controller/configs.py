@@ -28,7 +28,7 @@ from tidemill.config import (
 from tidemill.controller.features import MIN_ISR
 from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
 from tidemill.controller.records import Record
-from tidemill.controller.topics.fewer_partitions import check_active, role_changes
+from tidemill.controller.topics.fewer_partitions import CONTROLLER_SETTINGS, check_active, role_changes
 from tidemill.controller.topics.topic_names import check_topic_name
 from tidemill.controller.topics.views import check_changed
 from tidemill.errors import ApiError, ConfigError, ErrorCode
@@ -237,9 +237,14 @@ def _edited_list(resource: ConfigResource, current: str | None, change: _Change)
 
 
 def _replaced(
-    _resource: ConfigResource, _before: Mapping[str, str], changes: Sequence[_Change]
+    resource: ConfigResource, before: Mapping[str, str], changes: Sequence[_Change]
 ) -> dict[str, str]:
-    return {change.name: change.value or "" for change in changes}
+    after = {change.name: change.value or "" for change in changes}
+    if resource.type == ResourceType.TOPIC:
+        # Clients cannot name them, so they stay.
+        kept = [name for name in CONTROLLER_SETTINGS if name in before]
+        after = {**{name: before[name] for name in kept}, **after}
+    return after
 
 
 def _key(resource: ConfigResource, name: str) -> ConfigKey | None:

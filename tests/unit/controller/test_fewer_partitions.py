@@ -21,6 +21,9 @@ from tidemill.controller.records import image_records
 from tidemill.controller.topics.fewer_partitions import has_had, removal_records, removed_epochs
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
+    AlterConfigsAlterableConfig,
+    AlterConfigsAlterConfigsResource,
+    AlterConfigsRequest,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     IncrementalAlterConfigsAlterableConfig,
@@ -325,3 +328,50 @@ def test_more_active_partitions_than_there_are_remove_none(cluster: Cluster) -> 
     cluster.write([ConfigRecord(resource_type=2, resource_name="t", name=PARTITIONS_ACTIVE, value="9")])
     assert remove(cluster, 3) is not ErrorCode.NONE
     assert len(epochs(cluster)) == 4
+
+
+def replace_configs(cluster: Cluster, **configs: str) -> ErrorCode:
+    """AlterConfigs, the older API: what it does not name returns to its default."""
+    resource = AlterConfigsAlterConfigsResource(
+        resource_type=TOPIC_RESOURCE,
+        resource_name="t",
+        configs=[
+            AlterConfigsAlterableConfig(name=name.replace("_", "."), value=value)
+            for name, value in configs.items()
+        ],
+    )
+    (answer,) = cluster.ask(AlterConfigsRequest(resources=[resource])).responses
+    return ErrorCode(answer.error_code)
+
+
+def test_the_older_way_to_alter_configs_keeps_what_the_controller_wrote(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    alter(cluster, active=None)
+    assert replace_configs(cluster, retention_ms="1000") is ErrorCode.NONE
+    assert settings(cluster) == {PARTITIONS_DIVISORS: "2", "retention.ms": "1000"}
+    shrink(cluster, 2)
+    for index in (3, 2):
+        remove(cluster, index)
+    before = settings(cluster)
+    assert replace_configs(cluster, retention_ms="2000") is ErrorCode.NONE
+    assert settings(cluster) == {**before, "retention.ms": "2000"}
+    assert replace_configs(cluster, tidemill_partitions_former="9") is ErrorCode.INVALID_CONFIG
+
+
+def test_the_older_way_to_alter_configs_takes_a_shrink_back_as_any_key_that_it_does_not_name(
+    cluster: Cluster,
+) -> None:
+    shrink(cluster, 2)
+    remove(cluster, 3)
+    assert replace_configs(cluster, retention_ms="1000") is ErrorCode.NONE
+    assert settings(cluster) == {PARTITIONS_DIVISORS: "2", "retention.ms": "1000"}
+
+
+@pytest.mark.parametrize("end", ["0", None])
+def test_a_shrink_that_is_taken_back_takes_its_permission_for_any_number_along(
+    cluster: Cluster, end: str | None
+) -> None:
+    assert alter(cluster, active="3", unkeyed="true")[0] is ErrorCode.NONE
+    assert alter(cluster, active=end)[0] is ErrorCode.NONE
+    assert PARTITIONS_UNKEYED not in settings(cluster)
+    assert alter(cluster, active="3")[0] is ErrorCode.INVALID_CONFIG

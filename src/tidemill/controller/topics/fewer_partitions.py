@@ -39,7 +39,8 @@ from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord
 from tidemill.protocol.records import NAMED_PARTITION_MAX
 from tidemill.types import LeaderEpoch
 
-_OF_THE_CONTROLLER = (
+# No request may change them.
+CONTROLLER_SETTINGS = (
     PARTITIONS_DIVISORS,
     PARTITIONS_EMPTY,
     PARTITIONS_EPOCHS,
@@ -81,7 +82,7 @@ def _items(configs: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 def check_new(name: str, configs: Mapping[str, str]) -> None:
     """Raise `ApiError` when a topic is to be created with settings of a shrink."""
-    for key in _OF_THE_CONTROLLER:
+    for key in CONTROLLER_SETTINGS:
         if key in configs:
             raise _refused(f"{key} of '{name}' is written by the controller")
     if active_partitions(configs):
@@ -100,7 +101,7 @@ def check_active(
     is_compacted: bool,
 ) -> None:
     """Raise `ApiError` when a topic cannot get as few partitions as a change of its settings says."""
-    for key in _OF_THE_CONTROLLER:
+    for key in CONTROLLER_SETTINGS:
         if before.get(key) != after.get(key):
             raise _refused(f"{key} of '{name}' is written by the controller")
     was, wanted = active_partitions(before), active_partitions(after)
@@ -156,9 +157,13 @@ def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[st
         earlier = _items(before, PARTITIONS_DIVISORS)
         divisors = [*(each for each in earlier if each != str(wanted)), str(wanted)]
         records.append(_setting(topic, PARTITIONS_DIVISORS, ",".join(divisors)))
-    elif PARTITIONS_TOTAL in before:
-        # It would cut off what is added later.
-        records.append(_setting(topic, PARTITIONS_TOTAL, None))
+    else:
+        if PARTITIONS_TOTAL in before:
+            # It would cut off what is added later.
+            records.append(_setting(topic, PARTITIONS_TOTAL, None))
+        if PARTITIONS_UNKEYED in after:
+            # It was said of this shrink alone.
+            records.append(_setting(topic, PARTITIONS_UNKEYED, None))
     if PARTITIONS_EMPTY in before:
         # What was empty takes records again.
         records.append(_setting(topic, PARTITIONS_EMPTY, None))
