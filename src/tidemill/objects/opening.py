@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from tidemill.errors import ConfigError
 from tidemill.objects.folder import FolderStore
 from tidemill.objects.remote import RemoteStore
@@ -19,7 +21,7 @@ def open_store(location: str, **options: object) -> ObjectStore:
     if not separator or scheme == "file":
         if options:
             raise ConfigError(f"object store {location}: a folder has no options, got {', '.join(options)}")
-        return FolderStore(rest if separator else location)
+        return FolderStore(unquote(rest) if separator else location)
     if scheme in _REMOTE_SCHEMES:
         return RemoteStore(location, options)
     raise ConfigError(

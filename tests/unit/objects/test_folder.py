@@ -147,6 +147,15 @@ def test_location_may_be_a_path_or_a_file_url(tmp_path: Path) -> None:
     assert open_store(f"file://{tmp_path}/").uri == f"file://{tmp_path}"
 
 
+@pytest.mark.parametrize("name", ["a b", "100%", "a%20b", "ü"])
+def test_uri_of_a_folder_opens_the_same_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    store = FolderStore(tmp_path / name)
+    assert store.put_if_absent(KEY, [b"x"])
+    assert open_store(store.uri).uri == store.uri
+    assert open_store(store.uri).size(KEY) == 1
+
+
 @pytest.mark.parametrize("location", ["ftp://host/path", "https://host/path", "javascript://x"])
 def test_location_of_an_unknown_kind_is_refused(location: str) -> None:
     with pytest.raises(ConfigError, match="a path, or a URL"):
