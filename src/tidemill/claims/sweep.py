@@ -15,7 +15,7 @@ from datetime import UTC, datetime, time, timedelta
 from enum import Enum
 
 from tidemill.claims.claim import SHA256_HEADER, URI_HEADER, ClaimKey, Text, parse_key
-from tidemill.objects.store import PARTIAL_SUFFIX, ObjectInfo
+from tidemill.objects.store import ObjectInfo, whole_key
 
 GRACE_MS = 24 * 60 * 60 * 1000
 # An object with the id of the cluster that sweeps the store.
@@ -51,7 +51,8 @@ class Sweep:
 
     def consider(self, found: ObjectInfo) -> Standing:
         """An object of the store. To be called for all of them before the first reference."""
-        if found.key.endswith(PARTIAL_SUFFIX):
+        whole = whole_key(found.key)
+        if whole is not None and (whole == OWNER_KEY or parse_key(whole) is not None):
             if found.modified_ms + self._grace_ms > self._wall_ms:
                 return Standing.IN_GRACE
             self._partials.append(found)

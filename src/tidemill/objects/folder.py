@@ -19,12 +19,12 @@ from pathlib import Path
 
 from tidemill.objects.store import (
     CHUNK_BYTES,
-    PARTIAL_SUFFIX,
     ObjectInfo,
     ObjectNotFound,
     ObjectRefused,
     OpenObject,
     StoreUnavailable,
+    partial_name,
 )
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -42,7 +42,7 @@ class FolderStore:
         with self._failures(key), self._folder_of(key, create=True) as (folder, name):
             if _is_file(name, folder):
                 return False
-            partial = f".{name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}"
+            partial = partial_name(name, secrets.token_hex(8))
             try:
                 self._write(partial, folder, chunks)
                 try:

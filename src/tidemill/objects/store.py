@@ -7,6 +7,7 @@ not be read. `StoreUnavailable` means that the store gave no answer or refused t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -14,8 +15,18 @@ from typing import NamedTuple, Protocol
 from tidemill.errors import TidemillError
 
 CHUNK_BYTES = 1024 * 1024
-# How an object is named while it is written. A crash leaves it behind.
-PARTIAL_SUFFIX = ".partial"
+_PARTIAL = re.compile(r"((?:.*/)?)\.([^/]+)\.[0-9a-f]{16}\.partial")
+
+
+def partial_name(name: str, token: str) -> str:
+    """How an object is named while it is written. A crash leaves it behind. `token` has 16 hexadecimal digits."""
+    return f".{name}.{token}.partial"
+
+
+def whole_key(key: str) -> str | None:
+    """The key of the object that was being written under a partial one's key; None for any other key."""
+    match = _PARTIAL.fullmatch(key)
+    return match[1] + match[2] if match else None
 
 
 class StoreError(TidemillError):

@@ -104,8 +104,27 @@ def test_foreign_objects_are_never_removed() -> None:
 
 
 def test_leftover_of_an_interrupted_write_is_removed_when_its_grace_is_over() -> None:
-    leftover = ObjectInfo(f"orders/2023-11-14/.{SHA}.0123.partial", 3, MORNING_MS)
+    leftover = ObjectInfo(f"orders/2023-11-14/.{SHA}.0123456789abcdef.partial", 3, MORNING_MS)
     assert sweep_at(MORNING_MS + DAY_MS - 1).consider(leftover) is Standing.IN_GRACE
     sweep = sweep_at(MORNING_MS + DAY_MS)
     assert sweep.consider(leftover) is Standing.CANDIDATE
     assert sweep.removable == [leftover]
+
+
+def test_file_of_another_program_that_is_named_as_a_partial_one_stays() -> None:
+    sweep = sweep_at(DATE_END_MS + 9 * DAY_MS)
+    for key in (
+        "downloads/film.partial",
+        "backup.partial",
+        ".notes.0123456789abcdef.partial",
+        f"orders/2023-11-14/.{SHA}.partial",
+        f"{KEY}.partial",
+    ):
+        assert sweep.consider(ObjectInfo(key, 5, MORNING_MS)) is Standing.FOREIGN
+    assert sweep.removable == []
+
+
+def test_owner_that_was_not_written_to_its_end_is_removed() -> None:
+    sweep = sweep_at(DATE_END_MS + 9 * DAY_MS)
+    leftover = ObjectInfo(f".{OWNER_KEY}.0123456789abcdef.partial", 0, MORNING_MS)
+    assert sweep.consider(leftover) is Standing.CANDIDATE

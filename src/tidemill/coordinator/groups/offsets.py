@@ -481,7 +481,9 @@ class Offsets:
             is_subscribed = group.subscribes_to(topic)
             for partition, committed in partitions.items():
                 place = Place(group.group_id, topic, partition)
-                may_go = self._is_gone(place) or (not is_subscribed and self._is_expired(group, committed, steady_ms))
+                may_go = self._is_gone(place) or (
+                    not is_subscribed and self._is_expired(group, committed, steady_ms)
+                )
                 if may_go and not self._pending.has(place):
                     records.append(offset_commit_tombstone(*place))
                 else:
