@@ -247,7 +247,11 @@ def parse_jwks(text: str) -> tuple[JsonWebKey, ...]:
 
 
 def _parse_key(key: dict[str, Any], signatures: Any) -> JsonWebKey | None:
-    if key.get("use", "sig") != "sig" or "verify" not in key.get("key_ops", ("verify",)):
+    # Some issuers write null for what they do not say.
+    use, operations = key.get("use"), key.get("key_ops")
+    if use not in (None, "sig"):
+        return None
+    if operations is not None and not (isinstance(operations, list) and "verify" in operations):
         return None
     kind = key.get("crv") if key.get("kty") == "EC" else key.get("kty")
     names = ("n", "e") if kind == "RSA" else ("x", "y")

@@ -195,6 +195,16 @@ def test_key_serves_only_what_it_is_for() -> None:
     assert is_accepted(token(algorithm="RS512"), TokenValidator(for_another, RULES))
 
 
+@pytest.mark.parametrize(
+    ("operations", "verifies"),
+    [(None, True), (["verify"], True), (["encrypt"], False), (7, False), ("verify", False), ([], False)],
+)
+def test_key_operations_may_be_anything(operations: object, verifies: bool) -> None:
+    key = {**rsa_jwk(RSA_KEY, "r"), "key_ops": operations}
+    validator = TokenValidator(json.dumps({"keys": [key, ec_jwk("P-256")]}), RULES)
+    assert is_accepted(token(), validator) is verifies
+
+
 def test_critical_header_is_refused() -> None:
     assert not is_accepted(token(crit=["b64"], b64=False))
 

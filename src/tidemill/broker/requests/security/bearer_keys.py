@@ -7,8 +7,8 @@ that were read stay in force while newer ones cannot be had.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -61,10 +61,13 @@ class BearerKeys:
             pause_s = max(self._settings.refresh_ms / 1000, 1.0)
             try:
                 self._validator = await self._run_blocking(self._read)
-            except ConfigError as error:
+            except Exception as error:
+                # Whatever an endpoint answers, the next answer may be a good one.
                 pause_s = min(pause_s, _RETRY_S)
                 logger.error(
-                    "the keys of OAUTHBEARER cannot be read, trying again in %g s: %s", pause_s, error
+                    "the keys of OAUTHBEARER cannot be read, trying again in %g s: %s",
+                    pause_s,
+                    str(error) or repr(error),
                 )
             await asyncio.sleep(pause_s)
 
@@ -76,6 +79,6 @@ class BearerKeys:
             else:
                 with urllib.request.urlopen(url, timeout=_FETCH_S_MAX) as answer:
                     text = answer.read(_DOCUMENT_BYTES_MAX).decode()
-        except (OSError, ValueError, urllib.error.URLError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise ConfigError(f"sasl.oauthbearer.jwks.endpoint.url={url} cannot be read: {error}") from None
         return TokenValidator(text, self._rules)
