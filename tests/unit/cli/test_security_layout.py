@@ -86,7 +86,17 @@ def test_nodes_on_one_host_get_ports_of_their_own() -> None:
 def test_only_loopback_is_bound_by_name() -> None:
     assert NodeAddress(1, "localhost", 9092).bind_host == "localhost"
     assert NodeAddress(1, "mq1.example.com", 9092).bind_host == "0.0.0.0"
+    assert NodeAddress(1, "10.0.0.1", 9092).bind_host == "0.0.0.0"
     assert NodeAddress(1, "mq1.example.com", 9092).certificate_hosts() == ["mq1.example.com"]
+
+
+def test_node_with_an_address_of_ipv6_listens_on_ipv6() -> None:
+    (node,) = layout.node_addresses([("2001:db8::1", 9092)], 1)
+    config, _ = load_broker_config(settings(node, [node]))
+    (listener,) = config.network.listeners
+    assert (listener.host, listener.port) == ("::", 9092)
+    assert settings(node, [node])["advertised.listeners"] == "CLIENTS://[2001:db8::1]:9092"
+    assert NodeAddress(1, "::1", 9092).bind_host == "::1"
 
 
 @pytest.mark.parametrize("text", [repr(PASSWORDS), str(PASSWORDS)])

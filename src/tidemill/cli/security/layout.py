@@ -43,7 +43,9 @@ class NodeAddress(NamedTuple):
     @property
     def bind_host(self) -> str:
         """A host name may resolve to something else on its own machine, so only loopback is bound by name."""
-        return self.host if is_loopback(self.host) else "0.0.0.0"
+        if is_loopback(self.host):
+            return self.host
+        return "::" if ":" in self.host else "0.0.0.0"
 
     def certificate_hosts(self) -> list[str]:
         return list(
