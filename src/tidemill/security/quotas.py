@@ -31,6 +31,8 @@ FRACTIONAL_KEYS = frozenset((REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE))
 
 SAMPLES = 11
 SAMPLE_MS = 1_000
+# `throttle_time_ms` has 32 bits in every response.
+THROTTLE_MS_MAX = (1 << 31) - 1
 
 
 class QuotaEntity(NamedTuple):
@@ -140,7 +142,7 @@ def throttle_ms(rate: Rate, limit: float, steady_ms: int) -> int:
     observed = rate.per_second(steady_ms)
     if observed <= limit:
         return 0
-    return round((observed - limit) / limit * rate.window_ms(steady_ms))
+    return round(min((observed - limit) / limit * rate.window_ms(steady_ms), THROTTLE_MS_MAX))
 
 
 class TokenBucket:
@@ -182,7 +184,7 @@ class TokenBucket:
     def throttle_ms(self, steady_ms: int) -> int:
         """How long the bucket is overdrawn."""
         self._refill(steady_ms)
-        return 0 if self._tokens >= 0 else math.ceil(-self._tokens / self.rate * 1000)
+        return 0 if self._tokens >= 0 else math.ceil(min(-self._tokens / self.rate * 1000, THROTTLE_MS_MAX))
 
     def _refill(self, steady_ms: int) -> None:
         elapsed_ms = max(0, steady_ms - self._last_ms)

@@ -101,6 +101,15 @@ def test_old_samples_do_not_count() -> None:
     assert rate.per_second(11_000) == 0
 
 
+@pytest.mark.parametrize("limit", [1.0, 1e-9, 5e-324])
+def test_throttle_time_fits_the_field_of_a_response(limit: float) -> None:
+    rate = Rate()
+    rate.record(3_600_000, 0)
+    assert throttle_ms(rate, limit, 0) == 2**31 - 1
+    bucket = TokenBucket(limit, 0)
+    assert bucket.overdraw(2**31 - 1, 0) == bucket.throttle_ms(0) == 2**31 - 1
+
+
 def test_bucket_is_overdrawn_once_and_refills() -> None:
     bucket = TokenBucket(10, 0)
     assert bucket.capacity == 110
