@@ -103,6 +103,8 @@ class FakePeer:
 
     def mark_as_node(self) -> None: ...
 
+    def mute_for(self, throttle_ms: int) -> None: ...
+
     def expect_reply(self) -> Reply:
         self.replies.append(Reply())
         return self.replies[-1]

@@ -96,6 +96,15 @@ def test_client_that_waited_the_throttle_time_is_at_its_quota() -> None:
     assert sent == pytest.approx((clients.now_s - 100 + 10) * RATE, rel=0.05)
 
 
+def test_share_consumer_that_waited_the_throttle_time_is_at_its_quota() -> None:
+    clients = Clients(on_clients(CONSUMER_BYTE_RATE))
+    sent = 0
+    for _ in range(2_000):
+        sent += RATE // 5
+        clients.now_s += clients.request().shared(RATE // 5) / 1000
+    assert sent == pytest.approx((clients.now_s - 100 + 10) * RATE, rel=0.05)
+
+
 def test_metrics_show_rate_and_average_throttle_time_of_each_entity() -> None:
     clients = Clients(on_clients(PRODUCER_BYTE_RATE))
     clients.produce(WINDOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -22,7 +23,9 @@ from tests.unit.broker.share_world import (
 )
 from tests.unit.broker.transaction_world import mark, send, verification_of
 from tests.unit.broker.transaction_world import outcome as outcome_of
+from tidemill.broker.requests.quotas import ClientQuotas
 from tidemill.errors import ErrorCode
+from tidemill.security.quotas import CONSUMER_BYTE_RATE, QuotaEntity
 
 MakeWorld = Callable[..., World]
 LOCK_S = 30
@@ -458,6 +461,27 @@ def test_fetch_waits_for_min_bytes(world: World) -> None:
     write(world, 1, b"b" * 600)
     world.until(lambda: waiting.is_there, "enough bytes", limit_s=1)
     assert member.answered(waiting).offsets() == [0, 1]
+
+
+def test_member_over_its_quota_waits_for_all_that_it_got(world: World) -> None:
+    host = world[1]
+    quotas = {QuotaEntity.of([("client-id", "test")]): {CONSUMER_BYTE_RATE: 1_000.0}}
+    host.broker.quotas = ClientQuotas(host.broker.clock.steady_ms, quotas)
+    for _ in range(4):
+        write(world, 1, bytes(9_000))
+    member = Member(world)
+    waits_ms = []
+    for offset in range(4):
+        fetched = member.fetch(max_wait_ms=WAIT_MS, max_records=1)
+        assert fetched.offsets() == [offset]
+        waits_ms.append(fetched.response.throttle_time_ms)
+    # A window of ten seconds holds the first one. Each of the others is nine seconds' worth.
+    assert waits_ms[0] == 0
+    assert [round(later - earlier, -3) for earlier, later in itertools.pairwise(waits_ms)] == [
+        8_000,
+        9_000,
+        9_000,
+    ]
 
 
 def test_session_limit(make_world: MakeWorld, states: StoredStates) -> None:

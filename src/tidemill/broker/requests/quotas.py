@@ -1,9 +1,9 @@
 """Quotas at work: measures what clients use, and says how long they are throttled.
 
 A client over its quota is answered at once with `throttle_time_ms`, and its connection is not read for that long
-(KIP-219). Produced bytes are kept and counted. A fetch over the quota gets an empty response that is not counted. Request
-time is the time that handlers take on the event loop; 100 percent is one core. New connections of an address over its
-quota are not read, and closed after the wait.
+(KIP-219). Produced bytes are kept and counted, and so are those of a ShareFetch. Any other fetch over the quota gets an
+empty response that is not counted. Request time is the time that handlers take on the event loop; 100 percent is one core.
+New connections of an address over its quota are not read, and closed after the wait.
 
 `ClientQuotas` exists only while the metadata has a quota for clients, so produce and fetch pay one test of an attribute
 without one. Its sensors outlive a change of the quotas: a new limit applies to what was used already.
@@ -224,6 +224,18 @@ class RequestUsage:
             self._throttle(sensor, wait_ms)
         if self.throttle_ms:
             sensor.record(-size, steady_ms)
+        return self.throttle_ms
+
+    def shared(self, size: int) -> int:
+        """Counts a response to a ShareFetch, over the quota or not. Returns its `throttle_time_ms`.
+
+        Its records are locked for the member. Kafka sends an empty response and leaves them locked until they time out;
+        here they are sent, as a produce is kept, and the member waits for them.
+        """
+        self.completed()
+        sensor = self._sensor(CONSUMER_BYTE_RATE)
+        if sensor is not None:
+            self._throttle(sensor, sensor.record(size, self._quotas.steady_ms()))
         return self.throttle_ms
 
     def mutated(self, partitions: int, *, is_strict: bool) -> bool:

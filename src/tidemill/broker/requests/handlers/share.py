@@ -61,7 +61,13 @@ _ELSEWHERE = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 Outcomes = dict[TopicIdPartition, ApiError | None]
 
 
-@serves_raw(ShareFetchRequest, order=Order.FETCH)
+@serves_raw(
+    ShareFetchRequest,
+    order=Order.FETCH,
+    gaps=[
+        "A member over `consumer_byte_rate` gets its records and then waits; Kafka locks them and sends none."
+    ],
+)
 def share_fetch(broker: Broker, call: Call) -> None:
     request = decode(ShareFetchRequest, call.version, call.frame, call.header.body_position)
     call.expect_reply()
@@ -247,7 +253,7 @@ class _ShareFetch:
                 )
             entries[where] = fetched, parts
         size = sum(_length(part) for _, parts in entries.values() for part in parts)
-        throttle_ms = 0 if call.usage is None else call.usage.fetched(size)
+        throttle_ms = 0 if call.usage is None else call.usage.shared(size)
         body: Sequence[Part] = pack_share_fetched(
             _by_topic(entries),
             call.version,
