@@ -15,7 +15,7 @@ from tests.wire import messages
 from tests.wire.batches import encode
 from tests.wire.connection import Connection, fetch_fields, produce_fields
 
-THROTTLING_QUOTA_EXCEEDED = 89
+INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, THROTTLING_QUOTA_EXCEEDED = 38, 39, 89
 RATE = 10_000
 # Ten seconds and a half at that rate: half a second has to be waited for.
 BATCH = encode([b"x" * (RATE * 21 // 2)])
@@ -131,6 +131,27 @@ def test_topics_over_the_mutation_quota_are_refused(
     response = client.request("create_topics", 7, topics=new, timeout=20_000)
     assert [each.error_code for each in response.topics] == [0, 0, THROTTLING_QUOTA_EXCEEDED]
     assert ms(response.throttle_time) > 0
+    set_quota(connection, client.client_id, "controller_mutation_rate", None)
+
+
+def test_topics_that_are_refused_cost_nothing_of_the_mutation_quota(
+    client: NamedClient, connection: Connection, topic: str
+) -> None:
+    set_quota(connection, client.client_id, "controller_mutation_rate", 1)
+    new = [
+        {"name": f"{topic}-{number}", "num_partitions": count, "replication_factor": factor}
+        for number, (count, factor) in enumerate(((5_000, 7), (1, 1)))
+    ]
+    response = client.request("create_topics", 7, topics=new, timeout=20_000)
+    assert [each.error_code for each in response.topics] == [INVALID_REPLICATION_FACTOR, 0]
+    assert ms(response.throttle_time) == 0
+    more = {"count": 1_000, "assignments": [{"broker_ids": [1]}]}
+    response = client.request("create_partitions", 3, topics=[{"name": topic, **more}], timeout=20_000)
+    assert [each.error_code for each in response.results] == [INVALID_REPLICA_ASSIGNMENT]
+    assert ms(response.throttle_time) == 0
+    last = {"name": f"{topic}-last", "num_partitions": 1, "replication_factor": 1}
+    response = client.request("create_topics", 7, topics=[last], timeout=20_000)
+    assert [each.error_code for each in response.topics] == [0]
     set_quota(connection, client.client_id, "controller_mutation_rate", None)
 
 

@@ -2,11 +2,12 @@
 
 Each topic of a request is counted by itself, in order. Clients that know THROTTLING_QUOTA_EXCEEDED get it for the topics
 over the quota; the mutations of older ones are carried out, and their connection is muted. The broker counts that the client
-is connected to.
+is connected to. A topic that the controller refuses costs nothing, as in Kafka: the controller is asked by a trial first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from typing import Any
 
 from tidemill.broker.requests.quotas import RequestUsage
@@ -14,9 +15,13 @@ from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
     CreatableTopic,
+    CreatableTopicResult,
     CreatePartitionsRequest,
+    CreatePartitionsResponse,
     CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
     CreateTopicsRequest,
+    CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicState,
 )
@@ -32,10 +37,35 @@ _STRICT_SINCE: dict[type[Request], int] = {
 _DELETES_BY_STATE_SINCE = 6
 
 
+def trial_of(request: Request) -> Request | None:
+    """The request that shows which topics the controller refuses, and changes nothing; None for deletions."""
+    if isinstance(request, CreateTopicsRequest | CreatePartitionsRequest):
+        return replace(request, validate_only=True)
+    return None
+
+
+def refused_topics(answer: Response) -> frozenset[str]:
+    """The topics that the answer to a trial refuses."""
+    results: Sequence[CreatableTopicResult | CreatePartitionsTopicResult] = ()
+    if isinstance(answer, CreateTopicsResponse):
+        results = answer.topics
+    elif isinstance(answer, CreatePartitionsResponse):
+        results = answer.results
+    return frozenset(each.name for each in results if each.error_code)
+
+
 def within_quota(
-    image: MetadataImage, default_partitions: int, usage: RequestUsage, version: int, request: Request
+    image: MetadataImage,
+    default_partitions: int,
+    usage: RequestUsage,
+    version: int,
+    request: Request,
+    refused_anyway: Set[str] = frozenset(),
 ) -> tuple[Request | None, Response | None]:
-    """The part of the request that is within the quota, and the refusal of the rest; None where there is nothing."""
+    """The part of the request that is within the quota, and the refusal of the rest; None where there is nothing.
+
+    `refused_anyway` has the topics that the controller refuses, with which the quota has nothing to do.
+    """
     field = "topics"
     if isinstance(request, DeleteTopicsRequest) and version < _DELETES_BY_STATE_SINCE:
         field = "topic_names"
@@ -43,7 +73,8 @@ def within_quota(
     admitted: list[Any] = []
     refused: list[Any] = []
     for entry in getattr(request, field):
-        partitions = _partitions(image, default_partitions, entry)
+        is_refused = not isinstance(entry, str) and entry.name in refused_anyway
+        partitions = 0 if is_refused else _partitions(image, default_partitions, entry)
         is_admitted = partitions <= 0 or usage.mutated(partitions, is_strict=is_strict)
         (admitted if is_admitted else refused).append(entry)
     if not refused:
@@ -60,10 +91,8 @@ def _partitions(
     default_partitions: int,
     entry: CreatableTopic | CreatePartitionsTopic | DeleteTopicState | str,
 ) -> int:
-    """How many partitions come or go. 0 for a topic that the controller will refuse."""
+    """How many partitions come or go."""
     if isinstance(entry, CreatableTopic):
-        if entry.name in image.topics_by_name:
-            return 0
         asked = len(entry.assignments) or entry.num_partitions
         return default_partitions if asked == -1 else asked
     if isinstance(entry, DeleteTopicState) and entry.name is None:

@@ -238,6 +238,10 @@ class RequestUsage:
             self._throttle(sensor, sensor.record(size, self._quotas.steady_ms()))
         return self.throttle_ms
 
+    @property
+    def limits_mutations(self) -> bool:
+        return self._sensor(CONTROLLER_MUTATION_RATE) is not None
+
     def mutated(self, partitions: int, *, is_strict: bool) -> bool:
         """Counts partitions that are created or deleted (KIP-599). A strict client is refused while it is over its quota."""
         sensor = self._sensor(CONTROLLER_MUTATION_RATE)

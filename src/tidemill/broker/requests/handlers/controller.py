@@ -62,7 +62,7 @@ from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.nodes import for_nodes
-from tidemill.broker.requests.mutations import within_quota
+from tidemill.broker.requests.mutations import refused_topics, trial_of, within_quota
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.broker.requests.security.authorization import merged
 from tidemill.controller.controller import DECIDES
@@ -98,9 +98,18 @@ async def mutate(broker: Broker, call: Call, request: Request) -> Response:
     """The controller decides on what is within the client's quota."""
     admitted: Request | None = request
     refusal: Response | None = None
-    if call.usage is not None:
+    if call.usage is not None and call.usage.limits_mutations:
+        trial = trial_of(request)
+        refused_anyway = (
+            frozenset() if trial is None else refused_topics(await ask_controller(broker, call, trial))
+        )
         admitted, refusal = within_quota(
-            broker.image, broker.config.topics.num_partitions, call.usage, call.version, request
+            broker.image,
+            broker.config.topics.num_partitions,
+            call.usage,
+            call.version,
+            request,
+            refused_anyway,
         )
     if admitted is None:
         assert refusal is not None
