@@ -65,6 +65,14 @@ def test_nodes_of_a_cluster_log_in_apart_from_the_admin() -> None:
         assert config.authorization.super_users == "User:admin;User:node"
 
 
+def test_every_login_is_repeated_within_an_hour() -> None:
+    for node in THREE:
+        config, _ = load_broker_config(settings(node, THREE))
+        for listener in config.security.listeners.values():
+            assert listener.sasl is not None
+            assert listener.sasl.max_reauth_ms == {"SCRAM-SHA-512": 3_600_000}
+
+
 def test_client_properties_are_read_as_the_login_of_the_user() -> None:
     properties = layout.client_properties(THREE, "app", PASSWORDS.app, FOLDER / "ca.pem")
     assert (

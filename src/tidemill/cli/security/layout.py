@@ -27,6 +27,8 @@ _LOGIN_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 # The ports of nodes that share a host are this far apart.
 _PORT_STEP = 100
+# A user that was removed is out after this long, whatever connections it has.
+_REAUTHENTICATION_MS = 3_600_000
 
 
 class NodeAddress(NamedTuple):
@@ -97,6 +99,7 @@ def server_properties(
         "listener.security.protocol.map": ",".join(f"{name}:SASL_SSL" for name in ports),
         "inter.broker.listener.name": CLIENTS if is_lone else NODES,
         "sasl.enabled.mechanisms": MECHANISM,
+        "connections.max.reauth.ms": str(_REAUTHENTICATION_MS),
         DECOY_SECRET: passwords.decoy,
         "sasl.mechanism.inter.broker.protocol": MECHANISM,
         f"listener.name.{CLIENTS.lower()}.{MECHANISM.lower()}.sasl.jaas.config": _login(
