@@ -151,7 +151,7 @@ class Partition:
     def deliver(self) -> None:
         expected = self.expected_due()
         limit = self.rng.choice((1, 3, 1000))
-        deliveries = self.delays.due(self.wall_ms, limit)
+        deliveries = run_steps(self.delays.due(self.wall_ms, limit))
         self.check_due(deliveries, expected, limit)
         if self.rng.random() < 0.3:
             self.produce()  # while the records are read
@@ -285,7 +285,7 @@ class Partition:
         for _ in range(100):
             self.high_watermark = self.log.end
             run_steps(self.delays.advance_committed(self.high_watermark))
-            deliveries = self.delays.confirm(self.delays.due(self.wall_ms, 1000))
+            deliveries = self.delays.confirm(run_steps(self.delays.due(self.wall_ms, 1000)))
             if not deliveries:
                 break
             self.append(

@@ -24,7 +24,7 @@ DELAYS = replace_(ROUGH, duration_s=90.0, has_delays=True)
 def delivered_before_their_time(replace: Replace) -> None:
     original = PartitionDelays.due
 
-    def due(self: PartitionDelays, wall_ms: int, limit: int) -> list[Delivery]:
+    def due(self: PartitionDelays, wall_ms: int, limit: int) -> Steps[list[Delivery]]:
         return original(self, wall_ms + 15_000, limit)
 
     replace(PartitionDelays, "due", due)

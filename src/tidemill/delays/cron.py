@@ -10,7 +10,8 @@ and fires in both passes of an hour that happens twice. Every other schedule fol
 in the gap of spring fires once, right after the gap; one in the overlap of autumn fires once, in the first pass.
 
 The work of one `next_after` is bounded: at most `_MONTHS_SEARCHED` months are looked at. No date pattern has a longer
-gap than eight years (29 February around 2100), so an expression without an occurrence in that time never fires.
+gap than eight years (29 February around 2100), so an expression without an occurrence in that time never fires. Results
+are remembered for a while.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from calendar import monthrange
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import pairwise
@@ -246,27 +247,21 @@ class Cron(NamedTuple):
         return len(self.hours) == 24
 
     def next_after(self, wall_ms: int) -> int | None:
-        try:
-            found = (
-                self._elapsed(wall_ms // 1000)
-                if self._follows_elapsed_time
-                else self._on_wall(wall_ms // 1000)
-            )
-        except (OverflowError, ValueError):
-            return None  # the calendar ends with the year 9999
-        return None if found is None or found * 1000 > TIME_MS_MAX else found * 1000
+        return _next_after(self, wall_ms // 1000)
 
     def latest_until(self, due_ms: int, wall_ms: int) -> int:
-        """Found by bisection, about forty times `next_after`, however many occurrences were missed."""
+        following_ms = self.next_after(due_ms)
+        if following_ms is None or following_ms > wall_ms:
+            return due_ms
+        return _latest_until(self, following_ms // 1000, wall_ms // 1000)
 
-        def is_last(instant_ms: int) -> bool:
-            following = self.next_after(instant_ms)
-            return following is None or following > wall_ms
-
-        # The first moment after which nothing fires any more is the latest occurrence itself.
-        return due_ms + bisect_left(
-            range(max(wall_ms - due_ms, 0) + 1), True, key=lambda late: is_last(due_ms + late)
-        )
+    def search(self, instant: int) -> int | None:
+        """The first occurrence after an instant, both in seconds."""
+        try:
+            found = self._elapsed(instant) if self._follows_elapsed_time else self._on_wall(instant)
+        except (OverflowError, ValueError):
+            return None  # the calendar ends with the year 9999
+        return None if found is None or found * 1000 > TIME_MS_MAX else found
 
     # -- local time and instants, both in seconds ----------------------------------------------------------------
 
@@ -310,22 +305,29 @@ class Cron(NamedTuple):
 
     def _local_matches(self, start: datetime) -> Iterator[datetime]:
         """The matching local times from `start` on, within the months that are searched."""
-        year, month = start.year, start.month
+        year, month, first_day = start.year, start.month, start.day
         for _ in range(_MONTHS_SEARCHED):
             if month in self.months:
-                for day in range(start.day, monthrange(year, month)[1] + 1):
-                    midnight = datetime(year, month, day)
-                    if self._is_day(midnight):
-                        yield from self._times(midnight, start)
-            month += 1
+                for day in self._days(year, month):
+                    if day >= first_day:
+                        yield from self._times(datetime(year, month, day), start)
+            month, first_day = month + 1, 1
             if month > 12:
                 year, month = year + 1, 1
-            start = datetime(year, month, 1)
 
-    def _is_day(self, day: datetime) -> bool:
-        by_month = day.day in self.days_of_month
-        by_week = day.isoweekday() % 7 in self.days_of_week
-        return (by_month and by_week) if self.needs_both_days else (by_month or by_week)
+    def _days(self, year: int, month: int) -> Iterator[int]:
+        """The matching days of a month."""
+        first_weekday, day_count = monthrange(year, month)
+        if self.needs_both_days and len(self.days_of_month) < day_count:
+            candidates: Iterable[int] = sorted(day for day in self.days_of_month if day <= day_count)
+        else:
+            candidates = range(1, day_count + 1)
+        for day in candidates:
+            by_month = day in self.days_of_month
+            # Sunday is 0 here, and 6 in the calendar.
+            by_week = (first_weekday + day) % 7 in self.days_of_week
+            if (by_month and by_week) if self.needs_both_days else (by_month or by_week):
+                yield day
 
     def _times(self, midnight: datetime, start: datetime) -> Iterator[datetime]:
         earliest = (start.hour, start.minute, start.second) if start > midnight else (0, 0, 0)
@@ -343,6 +345,29 @@ class Cron(NamedTuple):
                 )
                 for second in seconds:
                     yield midnight.replace(hour=hour, minute=minute, second=second)
+
+
+# Many messages may have the same schedule and the same moment: a batch has one append time.
+@lru_cache(maxsize=4096)
+def _next_after(cron: Cron, instant: int) -> int | None:
+    """The first occurrence after an instant in seconds, in milliseconds."""
+    found = cron.search(instant)
+    return None if found is None else found * 1000
+
+
+@lru_cache(maxsize=1024)
+def _latest_until(cron: Cron, due: int, instant: int) -> int:
+    """The latest occurrence up to an instant, in milliseconds, where `due` is one. Both are in seconds.
+
+    Found by bisection, about thirty searches, however many occurrences there were.
+    """
+
+    def is_last(since: int) -> bool:
+        following = cron.search(since)
+        return following is None or following > instant
+
+    # The first moment after which nothing fires any more is the latest occurrence itself.
+    return 1000 * (due + bisect_left(range(instant - due + 1), True, key=lambda late: is_last(due + late)))
 
 
 def _local(instant: int, zone: tzinfo) -> datetime:

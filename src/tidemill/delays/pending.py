@@ -16,9 +16,12 @@ from typing import NamedTuple
 from tidemill.delays.cron import Schedule
 from tidemill.delays.due_queue import RUN_ENTRIES, DueQueue
 from tidemill.delays.offsets import PendingOffsets
+from tidemill.protocol.steps import Steps
 
 # How often `take_due` looks for live entries behind stale ones within one call.
 _ROUNDS_MAX = 4
+# Schedules whose next time is searched for within a step. After a downtime one may take half a millisecond.
+_SCHEDULES_A_STEP = 5
 
 
 class Delivery(NamedTuple):
@@ -159,21 +162,36 @@ class PendingRecords:
                     self._gone.markers.setdefault(offset, marker_offset)
         return True
 
-    def take_due(self, wall_ms: int, committed_offset: int, limit: int) -> list[Delivery]:
-        """Up to `limit` committed records whose time has come. Each is given once, until it is given back."""
-        deliveries = self._committed_meanwhile(wall_ms, committed_offset, limit)
+    def take_due(self, wall_ms: int, committed_offset: int, limit: int) -> Steps[list[Delivery]]:
+        """Up to `limit` committed records whose time has come. Each is given once, until it is given back.
+
+        They are taken in the first step. Those after it find out when schedules fire next.
+        """
+        due = self._committed_meanwhile(wall_ms, committed_offset, limit)
         for _ in range(_ROUNDS_MAX):
-            if len(deliveries) == limit:
+            if len(due) == limit:
                 break
-            for due_ms, offset in self.queue.pop_due(wall_ms, limit - len(deliveries)):
+            for due_ms, offset in self.queue.pop_due(wall_ms, limit - len(due)):
                 if not self._is_live(due_ms, offset):
                     continue
                 self.taken[offset] = due_ms
                 committed_by = self.markers.get(offset, offset)
                 if committed_by < committed_offset:
-                    deliveries.append(self._delivery(offset, due_ms, wall_ms))
+                    due.append((offset, due_ms))
                 else:
                     heappush(self._held, (committed_by, offset))
+        deliveries: list[Delivery] = []
+        schedule_count = 0
+        for offset, due_ms in due:
+            named = self.scheduled.get(offset)
+            if named is None or named.schedule is None:
+                deliveries.append(Delivery(offset, due_ms, None))
+                continue
+            latest_ms = named.schedule.latest_until(due_ms, wall_ms)
+            deliveries.append(Delivery(offset, latest_ms, named.schedule.next_after(latest_ms)))
+            schedule_count += 1
+            if schedule_count % _SCHEDULES_A_STEP == 0:
+                yield None
         return deliveries
 
     def still_taken(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
@@ -185,27 +203,21 @@ class PendingRecords:
         self.taken.clear()
         self._held.clear()
 
-    def _committed_meanwhile(self, wall_ms: int, committed_offset: int, limit: int) -> list[Delivery]:
-        deliveries: list[Delivery] = []
-        while self._held and self._held[0][0] < committed_offset and len(deliveries) < limit:
+    def _committed_meanwhile(self, wall_ms: int, committed_offset: int, limit: int) -> list[tuple[int, int]]:
+        """(offset, due time) of taken records that were not committed when they were taken."""
+        committed: list[tuple[int, int]] = []
+        while self._held and self._held[0][0] < committed_offset and len(committed) < limit:
             offset = heappop(self._held)[1]
             due_ms = self.taken.get(offset)
             if due_ms is None:
                 continue
             if due_ms <= wall_ms:
-                deliveries.append(self._delivery(offset, due_ms, wall_ms))
+                committed.append((offset, due_ms))
             else:
                 # The clock went back while the record waited for its commit.
                 del self.taken[offset]
                 self.queue.add(due_ms, offset)
-        return deliveries
-
-    def _delivery(self, offset: int, due_ms: int, wall_ms: int) -> Delivery:
-        schedule = self.scheduled[offset].schedule if offset in self.scheduled else None
-        if schedule is None:
-            return Delivery(offset, due_ms, None)
-        latest_ms = schedule.latest_until(due_ms, wall_ms)
-        return Delivery(offset, latest_ms, schedule.next_after(latest_ms))
+        return committed
 
     def _is_live(self, due_ms: int, offset: int) -> bool:
         return self.offsets.get(offset) == due_ms and offset not in self.taken

@@ -32,6 +32,7 @@ from tidemill.delays.cron import (
 from tidemill.errors import ProtocolError, TidemillError
 from tidemill.protocol.record_walk import records_of
 from tidemill.protocol.records import BatchHeader, Header, Record, iterate_records
+from tidemill.protocol.steps import Steps
 
 DELIVER_AT = "tidemill-deliver-at"
 DELAY = "tidemill-delay"
@@ -55,6 +56,9 @@ SCHEDULE_ID_BYTES_MAX = 256
 _VALUE_BYTES_MAX = 256
 # As in other answers: of the records that are wrong, the first hundred are named.
 _ERRORS_NAMED_MAX = 100
+# What is inspected within a step, in records without a schedule. A schedule that was not seen before costs much more.
+_INSPECTED_A_STEP = 500
+_SCHEDULE_COST = 10
 
 
 class InvalidDelay(TidemillError):
@@ -127,12 +131,17 @@ def delay_records(batch: memoryview, header: BatchHeader) -> list[Record]:
         return []
 
 
-def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Inspection:
+def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Steps[Inspection]:
     """Check the records of a produced batch, which begins at offset 0, at the append clock."""
     has_hidden = needs_append_time = False
     errors: list[tuple[int, str]] = []
+    cost = 0
     for index, record in enumerate(records):
         names = {header.key for header in record.headers}
+        cost += _SCHEDULE_COST if SCHEDULE in names else 1
+        if cost >= _INSPECTED_A_STEP:
+            cost = 0
+            yield None
         if names.isdisjoint(PRODUCER_HEADERS) and names.isdisjoint(BROKER_HEADERS):
             continue
         try:

@@ -17,7 +17,7 @@ from tidemill.protocol.record_walk import RawRecord, walk
 from tidemill.protocol.records import BatchHeader, iterate_decompressed
 from tidemill.protocol.steps import Steps
 
-_RECORDS_A_STEP = 200
+_RECORDS_A_STEP = 100
 
 
 def select_shown(body: bytes, header: BatchHeader) -> Steps[list[RawRecord] | None]:

@@ -156,7 +156,7 @@ def test_due_records_become_visible_while_a_snapshot_is_written(monkeypatch: pyt
     assert restored.end_offset == frozen_end
     expected = [(offset, T0 + offset) for offset in range(1, 3000)]
     assert restored.pending.offsets.first_from(0, 10_000) == expected, "as it was when the snapshot began"
-    assert restored.due(T0 + 10_000, 10_000) == [
+    assert run_steps(restored.due(T0 + 10_000, 10_000)) == [
         Delivery(offset, due_ms, None) for offset, due_ms in expected
     ]
 

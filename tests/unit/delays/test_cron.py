@@ -316,3 +316,36 @@ def test_durations(text: str, duration_ms: int) -> None:
 def test_duration_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidSchedule):
         parse_duration(text)
+
+
+def test_equal_schedules_are_searched_once_for_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    search = Cron.search
+
+    def counted(self: Cron, instant: int) -> int | None:
+        searched.append(instant)
+        return search(self, instant)
+
+    monkeypatch.setattr(Cron, "search", counted)
+    start_ms = ms("2031-05-05T00:00:00+00:00")
+    found = {
+        parse_schedule("0 0 29 2 *", "Europe/Berlin").next_after(start_ms + number) for number in range(500)
+    }
+    assert found == {ms("2032-02-29T00:00:00+01:00")}
+    assert searched == [start_ms // 1000]
+    hourly = parse_schedule("7 * * * *", "Europe/Berlin")
+    due_ms = hourly.next_after(start_ms)
+    assert due_ms is not None
+    searched.clear()
+    for late_ms in range(500):
+        assert hourly.latest_until(due_ms, due_ms + 90 * 60_000 + late_ms) == due_ms + 60 * 60_000
+    assert len(searched) < 20, "the latest of those that were missed, too"
+
+
+def test_rare_days_are_found_across_years() -> None:
+    assert fires("0 0 29 2 *", "2096-03-01T00:00:00+00:00", 1) == ["2104-02-29T00:00:00+00:00"]
+    assert fires("0 0 29 2 */7", "2026-01-01T00:00:00+00:00", 1) == ["2032-02-29T00:00:00+00:00"]
+    assert fires("0 0 31 * 1", "2026-01-01T00:00:00+00:00", 2) == [
+        "2026-01-05T00:00:00+00:00",
+        "2026-01-12T00:00:00+00:00",
+    ]

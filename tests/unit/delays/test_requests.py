@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.poisoned import POISONED
@@ -22,6 +24,7 @@ from tidemill.delays.requests import (
     Carried,
     Copy,
     Delayed,
+    Inspection,
     Limits,
     delay_records,
     inspect,
@@ -32,6 +35,7 @@ from tidemill.delays.requests import (
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.record_walk import records_of
 from tidemill.protocol.records import Header, Record, build_batch, header_at
+from tidemill.protocol.steps import run_steps
 
 NOW_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 DAY_MS = 86_400_000
@@ -42,6 +46,10 @@ def record(*headers: tuple[str, bytes | None], key: bytes | None = b"k", offset:
     return Record(offset, NOW_MS, key, b"v", [Header(*each) for each in headers])
 
 
+def inspected(records: Sequence[Record], limits: Limits = LIMITS) -> Inspection:
+    return run_steps(inspect(records, NOW_MS, limits))
+
+
 def due_ms(*headers: tuple[str, bytes | None]) -> int:
     meaning = meaning_of(record(*headers))
     assert isinstance(meaning, Delayed)
@@ -49,7 +57,7 @@ def due_ms(*headers: tuple[str, bytes | None]) -> int:
 
 
 def refusal(*headers: tuple[str, bytes | None], limits: Limits = LIMITS) -> str:
-    inspection = inspect([record(), record(*headers, offset=1)], NOW_MS, limits)
+    inspection = inspected([record(), record(*headers, offset=1)], limits)
     assert len(inspection.errors) == 1
     index, sentence = inspection.errors[0]
     assert index == 1
@@ -71,7 +79,7 @@ def refusal(*headers: tuple[str, bytes | None], limits: Limits = LIMITS) -> str:
 )
 def test_time_of_delivery(header: tuple[str, bytes], expected_ms: int) -> None:
     assert due_ms(header) == expected_ms
-    assert not inspect([record(header)], NOW_MS, LIMITS).errors
+    assert not inspected([record(header)]).errors
 
 
 def test_schedule_is_due_at_its_first_occurrence_after_the_append() -> None:
@@ -80,13 +88,13 @@ def test_schedule_is_due_at_its_first_occurrence_after_the_append() -> None:
 
 
 def test_only_times_relative_to_the_append_need_its_clock() -> None:
-    relative = inspect([record((DELAY, b"1s"))], NOW_MS, LIMITS)
+    relative = inspected([record((DELAY, b"1s"))])
     assert relative.needs_append_time
     assert relative.has_hidden
-    absolute = inspect([record((DELIVER_AT, b"%d" % NOW_MS))], NOW_MS, LIMITS)
+    absolute = inspected([record((DELIVER_AT, b"%d" % NOW_MS))])
     assert not absolute.needs_append_time
     assert absolute.has_hidden
-    ordinary = inspect([record(), record(("tidemill-claim-uri", b"s3://x"), offset=1)], NOW_MS, LIMITS)
+    ordinary = inspected([record(), record(("tidemill-claim-uri", b"s3://x"), offset=1)])
     assert not ordinary.has_hidden
     assert not ordinary.errors
 
@@ -126,7 +134,7 @@ def test_delay_of_300_years_is_refused() -> None:
 
 def test_schedule_faster_than_the_limit_is_refused_and_every_second_is_allowed() -> None:
     every_second = ((SCHEDULE, b"* * * * * *"), (SCHEDULE_ID, b"tick"))
-    assert not inspect([record(*every_second)], NOW_MS, LIMITS).errors
+    assert not inspected([record(*every_second)]).errors
     assert "tidemill.delays.interval.min.ms=60000" in refusal(*every_second, limits=Limits(DAY_MS, 60_000))
     assert "tidemill.delays.interval.min.ms" in refusal((SCHEDULE, b"@every 10ms"), (SCHEDULE_ID, b"tick"))
 
@@ -175,12 +183,12 @@ def test_accepted_schedule_stays_hidden_where_its_time_zone_is_unknown() -> None
 
 
 def test_record_with_a_wrong_offset_delta_is_refused() -> None:
-    assert "offset delta" in inspect([record((DELAY, b"1s"), offset=3)], NOW_MS, LIMITS).errors[0][1]
+    assert "offset delta" in inspected([record((DELAY, b"1s"), offset=3)]).errors[0][1]
 
 
 def test_answer_names_the_first_hundred_wrong_records() -> None:
     wrong = [record((DELAY, b"soon"), offset=index) for index in range(300)]
-    assert [index for index, _ in inspect(wrong, NOW_MS, LIMITS).errors] == list(range(100))
+    assert [index for index, _ in inspected(wrong).errors] == list(range(100))
 
 
 # -- copies ------------------------------------------------------------------------------------------------------
@@ -250,3 +258,11 @@ def test_damaged_records_with_delay_headers_have_no_delays() -> None:
     batch[-1] ^= 0x55
     batch[61] ^= 0x02
     assert delay_records(memoryview(batch), header_at(batch)) == []
+
+
+def test_a_large_batch_is_inspected_in_steps() -> None:
+    delayed = [record((DELAY, b"1s"), offset=index) for index in range(2000)]
+    assert len(list(inspect(delayed, NOW_MS, LIMITS))) == 4
+    crons = [(SCHEDULE, b"0 0 29 2 *"), (SCHEDULE_ID, b"a")]
+    recurring = [record(*crons, offset=index) for index in range(2000)]
+    assert len(list(inspect(recurring, NOW_MS, LIMITS))) == 40, "a schedule may cost much"

@@ -47,10 +47,10 @@ class Log:
         run_steps(self.delays.advance_committed(self.log.end))
 
     def due(self, wall_ms: int = LATER_MS) -> list[int]:
-        return [each.offset for each in self.delays.due(wall_ms, 100)]
+        return [each.offset for each in run_steps(self.delays.due(wall_ms, 100))]
 
     def deliver(self, wall_ms: int = LATER_MS) -> list[Delivery]:
-        deliveries = self.delays.confirm(self.delays.due(wall_ms, 100))
+        deliveries = self.delays.confirm(run_steps(self.delays.due(wall_ms, 100)))
         for each in deliveries:
             self.add(visible_copy(self.log.record(each.offset), each.due_ms, each.next_due_ms))
         return deliveries
@@ -176,7 +176,7 @@ def test_cancel_that_comes_while_the_copy_is_on_its_way_wins() -> None:
     log = Log()
     log.append((DELAY, b"1s"), ID)
     log.commit()
-    deliveries = log.delays.due(LATER_MS, 100)
+    deliveries = run_steps(log.delays.due(LATER_MS, 100))
     log.append((CANCEL, b""), ID)
     assert deliveries
     assert log.delays.confirm(deliveries) == []
@@ -273,7 +273,7 @@ def test_failure_29_leader_that_dies_between_append_and_ack_of_the_copy(copy_sur
     for batch in log.log.entries:
         successor.replay(batch.header, batch.records)  # type: ignore[union-attr]
     run_steps(successor.advance_committed(log.log.end))
-    assert [each.offset for each in successor.due(LATER_MS, 100)] == ([] if copy_survives else [0])
+    assert [each.offset for each in run_steps(successor.due(LATER_MS, 100))] == ([] if copy_survives else [0])
 
 
 def test_failure_29_truncated_copy_makes_its_record_due_again() -> None:
@@ -443,7 +443,7 @@ def test_truncation_brings_nothing_back_from_below_the_log_start() -> None:
 # -- large transactions ------------------------------------------------------------------------------------------
 
 
-def _steps_of(steps: Steps[None]) -> int:
+def _steps_of(steps: Steps[object]) -> int:
     return sum(1 for _ in steps)
 
 
@@ -465,6 +465,33 @@ def test_end_of_a_large_transaction_takes_steps_and_retains_its_records_meanwhil
     steps = log.delays.advance_committed(log.log.end)
     assert _steps_of(steps) >= 2
     assert log.due() == list(range(1, 101))
+
+
+def test_large_batch_is_replayed_in_steps_and_readers_may_look_between_them() -> None:
+    log = Log()
+    records = [Record(n, NOW_MS, None, b"v", [Header(DELAY, b"10s")]) for n in range(1_000)]
+    batch = log.log.append(records)
+    steps = log.delays.replay_in_steps(batch.header, batch.records)
+    next(steps)
+    end_offset = log.delays.end_offset
+    assert 0 < end_offset <= 100
+    assert log.delays.hidden.between(0, 1_000) == [(0, end_offset)]
+    assert log.delays.retained_offset == 0
+    log.delays.replay(batch.header, batch.records)
+    log.commit()
+    assert log.delays.end_offset == 1_000
+    assert len(log.due()) == 100
+
+
+def test_due_schedules_are_looked_up_in_steps_and_all_are_taken_before_the_first() -> None:
+    log = Log()
+    for number in range(60):
+        log.append((SCHEDULE, b"%d * * * *" % number), (SCHEDULE_ID, b"%d" % number))
+    log.commit()
+    steps = log.delays.due(NOW_MS + 10**9, 100)
+    next(steps)
+    assert len(log.delays.pending.taken) == 60
+    assert _steps_of(steps) >= 10
 
 
 def test_records_of_a_transaction_take_effect_in_the_order_of_offsets() -> None:
@@ -505,7 +532,7 @@ def _full_log() -> Log:
 
 def test_restored_snapshot_goes_on_as_the_state_did() -> None:
     log = _full_log()
-    log.delays.due(LATER_MS, 100)  # taken entries are pending, too
+    run_steps(log.delays.due(LATER_MS, 100))  # taken entries are pending, too
     restored = restore(snapshot(log.delays, 4), 0, log.log.end, 0, lambda _: 4)
     assert restored is not None
     for delays in (log.delays, restored):
@@ -513,7 +540,7 @@ def test_restored_snapshot_goes_on_as_the_state_did() -> None:
         delays.end_transaction(1, True, log.log.end)
         delays.end_transaction(2, True, log.log.end + 1)
         run_steps(delays.advance_committed(log.log.end + 2))
-    assert restored.due(NOW_MS + 10**8, 100) == log.delays.due(NOW_MS + 10**8, 100)
+    assert run_steps(restored.due(NOW_MS + 10**8, 100)) == run_steps(log.delays.due(NOW_MS + 10**8, 100))
     assert restored.hidden.between(0, 100) == log.delays.hidden.between(0, 100)
 
 

@@ -45,7 +45,7 @@ from tidemill.log.filtered_read import KnownRun
 from tidemill.log.log import Log
 from tidemill.log.transactions import marker_of
 from tidemill.protocol.record_walk import records_in_steps
-from tidemill.protocol.records import BatchHeader, InvalidBatch, Record, iterate_decompressed, iterate_records
+from tidemill.protocol.records import BatchHeader, InvalidBatch, Record, iterate_decompressed
 from tidemill.protocol.steps import Steps, run_steps
 from tidemill.types import TopicPartition
 
@@ -456,7 +456,9 @@ class DelayedDelivery:
 
     def _deliver(self, state: PartitionDelays, log: Log) -> Steps[int]:
         """Deliver some of the records that are due. Returns how many `due` gave."""
-        due = state.due(self._host.wall_ms(), _AT_ONCE)
+        due = yield from state.due(self._host.wall_ms(), _AT_ONCE)
+        if self._state is not state:
+            return 0
         if not due:
             return 0
         yield None
@@ -577,7 +579,7 @@ def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> S
     try:
         body = yield from records_in_steps(batch, header)
         if may_hold_requests(body):
-            for count, record in enumerate(iterate_records(batch, header), 1):
+            for count, record in enumerate(iterate_decompressed(memoryview(body), header), 1):
                 records.append(record)
                 if count % _RECORDS_A_STEP == 0:
                     yield None
@@ -585,4 +587,4 @@ def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> S
         # No consumer can decode them, so nothing in them can be delivered.
         state.replay_undecodable(header)
         return
-    state.replay(header, records)
+    yield from state.replay_in_steps(header, records)

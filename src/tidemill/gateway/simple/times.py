@@ -28,6 +28,7 @@ from tidemill.gateway.http.formats import invalid, text
 from tidemill.gateway.http.openapi import LONG, STRING, Schema
 from tidemill.gateway.problems import Problem
 from tidemill.protocol.records import Header, Record
+from tidemill.protocol.steps import run_steps
 
 _HEADERS = {
     "delay": DELAY,
@@ -72,7 +73,7 @@ def headers_of(members: Mapping[str, Any], where: str) -> list[tuple[str, bytes]
 def check(headers: list[tuple[str, bytes]], where: str, key: bytes | None) -> None:
     """`Problem` (400) when the times make no sense."""
     record = Record(0, 0, key, None, [Header(*each) for each in headers])
-    inspection = inspect([record], int(time.time() * 1000), _UNLIMITED)
+    inspection = run_steps(inspect([record], int(time.time() * 1000), _UNLIMITED))
     for _, sentence in inspection.errors:
         raise Problem(400, 40002, f"{where}: {sentence}")
 

@@ -46,6 +46,8 @@ _NEVER = (1 << 63) - 1
 _NO_TIMESTAMP = -1
 # An error response names at most so many of the invalid records.
 _RECORD_ERRORS_MAX = 100
+# Records whose delay headers are read within a step.
+_MEANINGS_A_STEP = 100
 
 
 class ProduceRules:
@@ -201,26 +203,27 @@ def _checked_delays(
         records.append(record)
         if len(records) % RECORDS_A_STEP == 0:
             yield None
-    found = inspect(records, wall_ms, limits)
+    found = yield from inspect(records, wall_ms, limits)
     if header.attributes & NAMED_PARTITION:
-        _refuse_foreign_offsets(records)
+        yield from _refuse_foreign_offsets(records)
     if found.errors:
         reason = f"One or more records have been rejected: {found.errors[0][1]}"
         raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, found.errors)
     return stamp_append_time(data, header, wall_ms) if found.needs_append_time else header
 
 
-def _refuse_foreign_offsets(records: Sequence[Record]) -> None:
+def _refuse_foreign_offsets(records: Sequence[Record]) -> Steps[None]:
     """Refuse cancels by offset in a batch that was passed on: another record may have that offset here."""
     reason = (
         "the record to cancel is in a decommissioned partition: it is delivered there, "
         "or dropped with the records of that partition"
     )
-    errors = [
-        (number, reason)
-        for number, record in enumerate(records)
-        if isinstance(meaning := meaning_of(record), Cancel) and meaning.offset is not None
-    ]
+    errors: list[tuple[int, str]] = []
+    for number, record in enumerate(records):
+        if isinstance(meaning := meaning_of(record), Cancel) and meaning.offset is not None:
+            errors.append((number, reason))
+        if number % _MEANINGS_A_STEP == _MEANINGS_A_STEP - 1:
+            yield None
     if errors:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, errors)
 
