@@ -31,7 +31,7 @@ from tidemill.delays.cron import (
 )
 from tidemill.errors import ProtocolError, TidemillError
 from tidemill.protocol.record_walk import records_of
-from tidemill.protocol.records import BatchHeader, Header, Record, iterate_records
+from tidemill.protocol.records import INT64_MAX, BatchHeader, Header, Record, iterate_records
 from tidemill.protocol.steps import Steps
 
 DELIVER_AT = "tidemill-deliver-at"
@@ -142,12 +142,12 @@ def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Steps[In
         if cost >= _INSPECTED_A_STEP:
             cost = 0
             yield None
-        if names.isdisjoint(PRODUCER_HEADERS) and names.isdisjoint(BROKER_HEADERS):
-            continue
         try:
             if record.offset != index:
-                # Decision 3 lets wrong deltas in, but what is hidden is known by its offset.
+                # Decision 3 lets wrong deltas in, but what is hidden is known by its offset, which no other may have.
                 raise InvalidDelay(f"its offset delta is {record.offset}, not {index}")
+            if names.isdisjoint(PRODUCER_HEADERS) and names.isdisjoint(BROKER_HEADERS):
+                continue
             _refuse_headers_of_the_broker(names)
             request = _request_of(record.key, record.headers, wall_ms, is_in_log=False)
             if isinstance(request, Delayed):
@@ -212,7 +212,9 @@ def _request_of(
         raise InvalidDelay(f"{SCHEDULE_ID} needs a time, a schedule or {CANCEL} beside it")
     identity = _identity_of(key, fields)
     if CANCEL in fields:
-        return Cancel(identity) if identity is not None else Cancel(None, _cancelled_offset(fields))
+        return (
+            Cancel(identity) if identity is not None else Cancel(None, _cancelled_offset(fields, is_in_log))
+        )
     schedule = _schedule_of(fields, is_in_log)
     if schedule is None:
         return Delayed(_due_ms(fields, append_ms), identity)
@@ -278,10 +280,14 @@ def _identity_of(key: bytes | None, fields: dict[str, bytes | None]) -> bytes | 
     return blake2b(prefix + (key or b"") + name, digest_size=16).digest()
 
 
-def _cancelled_offset(fields: dict[str, bytes | None]) -> int:
+def _cancelled_offset(fields: dict[str, bytes | None], is_in_log: bool) -> int:
     if not fields[CANCEL]:
         raise InvalidDelay(f"{CANCEL} needs {SCHEDULE_ID}, or the offset of a pending record as its value")
-    return _integer(fields, CANCEL)
+    offset = _integer(fields, CANCEL)
+    if offset > INT64_MAX and not is_in_log:
+        raise InvalidDelay(f"{CANCEL}: {offset} is no offset")
+    # Older logs may have larger ones. They cancel nothing, and are hidden all the same.
+    return min(offset, INT64_MAX)
 
 
 def _check_limits(request: Delayed, wall_ms: int, limits: Limits) -> None:

@@ -266,3 +266,21 @@ def test_a_large_batch_is_inspected_in_steps() -> None:
     crons = [(SCHEDULE, b"0 0 29 2 *"), (SCHEDULE_ID, b"a")]
     recurring = [record(*crons, offset=index) for index in range(2000)]
     assert len(list(inspect(recurring, NOW_MS, LIMITS))) == 40, "a schedule may cost much"
+
+
+def test_every_offset_delta_beside_a_delayed_record_must_be_its_index() -> None:
+    """Otherwise a neighbour has the offset of the delayed record, which is then neither hidden nor delivered."""
+    records = [record(offset=2), record((DELAY, b"1s"), offset=1), record(offset=2)]
+    ((index, sentence),) = inspected(records).errors
+    assert index == 0
+    assert "offset delta is 2, not 0" in sentence
+
+
+def test_cancel_of_an_offset_that_no_log_has_is_refused() -> None:
+    assert not inspected([record((CANCEL, b"%d" % (2**63 - 1)))]).errors
+    ((_, sentence),) = inspected([record((CANCEL, b"%d" % 2**63))]).errors
+    assert "is no offset" in sentence
+
+
+def test_cancel_of_an_offset_that_no_log_has_stays_hidden_where_it_was_accepted() -> None:
+    assert meaning_of(record((CANCEL, b"9" * 19))) == Cancel(None, 2**63 - 1)
