@@ -114,6 +114,18 @@ def test_poison_message_becomes_a_dead_letter_at_the_limit(
     assert shown(letter)["__dlq.errors.message"] == b"The delivery limit was reached."
 
 
+def test_letters_beside_one_that_is_too_large_are_written(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    world = start(make_world, states, **ENABLED, max_message_bytes="500")
+    write(world, Record(0, 0, None, b"a" * 600), Record(1, 0, None, b"b"), Record(2, 0, None, b"c"))
+    member = Member(world)
+    member.fetch(max_wait_ms=WAIT_MS)
+    assert member.acknowledge((0, 2, [REJECT])) is ErrorCode.NONE
+    world.until(lambda: states.of().start_offset == 3, "the records are done")
+    assert [letter.value for letter in letters(world)] == [b"b", b"c"]
+
+
 def test_failure_33_archiving_is_durable_before_the_letter_is_written(
     make_world: MakeWorld, states: StoredStates
 ) -> None:

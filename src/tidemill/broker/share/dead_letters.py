@@ -68,7 +68,11 @@ class LetterHost(Protocol):
 
 
 class Unwritable(Exception):
-    """A letter that can never be written, and why."""
+    """A letter that can never be written, and why. Those of one kind are reported once."""
+
+    def __init__(self, why: str, kind: str = "") -> None:
+        super().__init__(why)
+        self.kind = kind or why
 
 
 class DeadLetters:
@@ -76,7 +80,7 @@ class DeadLetters:
         self._host = host
         self._channels = channels
         self._image = image
-        # (group, topic, reason) that were reported.
+        # (group, topic, kind of error) that were reported.
         self._reported: set[tuple[str, str, str]] = set()
 
     async def write(
@@ -92,30 +96,20 @@ class DeadLetters:
         log = partition.log
         if log is None:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
-        is_limit = dead.delivery_count >= delivery_count_max
-        message = "The delivery limit was reached." if is_limit else "A member rejected the record."
-        written = 0
         try:
             target = self._target(partition, topic)
-            records = await self._host.long_work.run(partial(_records_between, log, dead))
-            for record in records:
-                headers = failure_headers(
-                    partition.name.topic,
-                    partition.index,
-                    record.offset,
-                    key.group_id,
-                    dead.delivery_count,
-                    message,
-                )
-                letter = record._replace(
-                    offset=0, headers=(*record.headers, *(Header(name, value) for name, value in headers))
-                )
-                await self._send(
-                    target, partition.index, letter, producer_id_of(key, state_epoch, record.offset)
-                )
-                written += 1
         except Unwritable as error:
-            self._report(key.group_id, topic, str(error))
+            self._report(key.group_id, topic, error)
+            return 0
+        written = 0
+        for record in await self._host.long_work.run(partial(_records_between, log, dead)):
+            letter = _letter(record, partition, key.group_id, dead, delivery_count_max)
+            producer_id = producer_id_of(key, state_epoch, record.offset)
+            try:
+                await self._send(target, partition.index, letter, producer_id)
+                written += 1
+            except Unwritable as error:
+                self._report(key.group_id, topic, error)
         return written
 
     def _target(self, partition: Partition, topic: str) -> TopicImage:
@@ -150,20 +144,32 @@ class DeadLetters:
         result = response.responses[0].partition_responses[0]
         code = ErrorCode(result.error_code)
         if code in _FINAL:
-            raise Unwritable(result.error_message or code.message)
+            raise Unwritable(result.error_message or code.message, code.name)
         # A batch that the partition has already is answered as the first time.
         if code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             raise ApiError(code, result.error_message)
 
-    def _report(self, group_id: str, topic: str, reason: str) -> None:
-        if (group_id, topic, reason) not in self._reported and len(self._reported) < 1000:
-            self._reported.add((group_id, topic, reason))
+    def _report(self, group_id: str, topic: str, error: Unwritable) -> None:
+        reported = (group_id, topic, error.kind)
+        if reported not in self._reported and len(self._reported) < 1000:
+            self._reported.add(reported)
             logger.error(
                 "records of share group %s are archived without a dead letter in %s: %s",
                 group_id,
                 topic,
-                reason,
+                error,
             )
+
+
+def _letter(
+    record: Record, partition: Partition, group_id: str, dead: Dead, delivery_count_max: int
+) -> Record:
+    is_limit = dead.delivery_count >= delivery_count_max
+    message = "The delivery limit was reached." if is_limit else "A member rejected the record."
+    failure = failure_headers(
+        partition.name.topic, partition.index, record.offset, group_id, dead.delivery_count, message
+    )
+    return record._replace(offset=0, headers=(*record.headers, *(Header(*each) for each in failure)))
 
 
 def producer_id_of(key: SharePartitionKey, state_epoch: int, offset: int) -> int:
