@@ -210,12 +210,12 @@ def the_letter_is_written_before_the_record_is_archived(replace: Replace) -> Non
             for change in transition.changes:
                 if change.state == DeliveryState.ARCHIVING:
                     found = change.changed
-                    dead = Dead(found.first_offset, found.end_offset, found.delivery_count)
-                    topic, limit = self.settings.dead_letter_topic, self.settings.limits.delivery_count_max
+                    dead = Dead(
+                        found.first_offset, found.end_offset, found.delivery_count, change.is_rejected
+                    )
+                    topic = self.settings.dead_letter_topic
                     with contextlib.suppress(ApiError):
-                        await self._letters.write(
-                            self.key, self._state_epoch, self.partition, topic, dead, limit
-                        )
+                        await self._letters.write(self.key, self._state_epoch, self.partition, topic, dead)
         await original(self)
 
     replace(LedSharePartition, "_write", _write)

@@ -74,6 +74,7 @@ class Change(NamedTuple):
     state: DeliveryState
     # When it may be acquired again.
     deadline_ms: int = 0
+    is_rejected: bool = False
 
 
 class Transition:
@@ -104,3 +105,4 @@ class Dead(NamedTuple):
     first_offset: int
     end_offset: int
     delivery_count: int
+    is_rejected: bool

@@ -87,7 +87,11 @@ class SharePartition:
         # When a backoff began is not known: it begins anew, so that it is never shortened.
         backoff_ms = self.limits.backoff_after(delivery_count) if state == DeliveryState.AVAILABLE else 0
         available_ms = steady_ms + backoff_ms if backoff_ms else 0
-        in_flight.append(Range(first_offset, end_offset, state, delivery_count, None, available_ms))
+        restored = Range(first_offset, end_offset, state, delivery_count, None, available_ms)
+        # The durable state has no reason. At its last delivery it may have been rejected, too.
+        is_below_limit = delivery_count < self.limits.delivery_count_max
+        restored.is_rejected = state == DeliveryState.ARCHIVING and is_below_limit
+        in_flight.append(restored)
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -332,7 +336,9 @@ class SharePartition:
                 return Change(found, self._archived())
             backoff_ms = self.limits.backoff_after(found.delivery_count)
             return Change(found, DeliveryState.AVAILABLE, steady_ms + backoff_ms if backoff_ms else 0)
-        return Change(found, self._archived() if kind == AcknowledgeType.REJECT else DeliveryState.ARCHIVED)
+        if kind == AcknowledgeType.REJECT:
+            return Change(found, self._archived(), is_rejected=True)
+        return Change(found, DeliveryState.ARCHIVED)
 
     def _archived(self) -> DeliveryState:
         """What becomes of a record that is given up. With dead letters it is not done before that is written."""
@@ -393,7 +399,7 @@ class SharePartition:
         for each in self._in_flight.ranges:
             if each.state == DeliveryState.ARCHIVING and each.transition is None:
                 end_offset = min(each.end_offset, each.first_offset + records_max)
-                found.append(Dead(each.first_offset, end_offset, each.delivery_count))
+                found.append(Dead(each.first_offset, end_offset, each.delivery_count, each.is_rejected))
                 records_max -= end_offset - each.first_offset
                 if records_max <= 0:
                     break
@@ -402,10 +408,11 @@ class SharePartition:
     def buried(self, dead: Sequence[Dead]) -> None:
         """Their dead letters are written, or never will be: announce that they are done."""
         transition = Transition()
-        for first_offset, end_offset, _ in dead:
-            if end_offset <= self.start_offset:
+        for given_up in dead:
+            if given_up.end_offset <= self.start_offset:
                 continue
-            for each in self._in_flight.cut(max(first_offset, self.start_offset), end_offset):
+            first_offset = max(given_up.first_offset, self.start_offset)
+            for each in self._in_flight.cut(first_offset, given_up.end_offset):
                 if each.state == DeliveryState.ARCHIVING and each.transition is None:
                     each.transition = transition
                     transition.changes.append(Change(each, DeliveryState.ARCHIVED))
@@ -433,10 +440,10 @@ class SharePartition:
         batches: list[StateBatch] = []
         targets: dict[Range, DeliveryState] = {}
         for transition in transitions:
-            for each, state, _ in transition.changes:
-                if each.transition is transition:
-                    targets[each] = state
-                    batches.append(_batch(each, state, each.delivery_count))
+            for change in transition.changes:
+                if (each := change.changed).transition is transition:
+                    targets[each] = change.state
+                    batches.append(_batch(each, change.state, each.delivery_count))
         has_counts = False
         for each in self._in_flight.ranges if self._has_unwritten else ():
             if each.count_state is CountState.UNWRITTEN and each not in targets:
@@ -476,11 +483,13 @@ class SharePartition:
 
     def _carry_out(self, transition: Transition) -> None:
         self.counts.add(transition.counts)
-        for each, state, deadline_ms in transition.changes:
+        for each, state, deadline_ms, is_rejected in transition.changes:
             if each.transition is not transition:
                 continue  # the log's start has passed it meanwhile
             each.transition = None
-            self._in_flight.change(each, state, each.delivery_count, deadline_ms=deadline_ms)
+            self._in_flight.change(
+                each, state, each.delivery_count, deadline_ms=deadline_ms, is_rejected=is_rejected
+            )
         first, last = transition.changes[0].changed, transition.changes[-1].changed
         self._in_flight.settle(max(first.first_offset, self.start_offset), last.end_offset)
 

@@ -49,6 +49,7 @@ class Range:
         "end_offset",
         "first_offset",
         "holder",
+        "is_rejected",
         "state",
         "transition",
     )
@@ -73,6 +74,8 @@ class Range:
         # The change that is not durable yet; the range stays as it is until then.
         self.transition: object | None = None
         self.count_state = CountState.DURABLE
+        # Whether a member gave it up; otherwise what is ARCHIVING has reached the limit.
+        self.is_rejected = False
 
     @property
     def size(self) -> int:
@@ -101,6 +104,7 @@ class Range:
             and self.transition is None
             # What came back during a write is not part of that write.
             and self.count_state is other.count_state
+            and self.is_rejected == other.is_rejected
         )
 
 
@@ -196,6 +200,7 @@ class InFlight:
             offset, found.end_offset, found.state, found.delivery_count, found.holder, found.deadline_ms
         )
         rest.count_state = found.count_state
+        rest.is_rejected = found.is_rejected
         found.end_offset = offset
         self.ranges.insert(index + 1, rest)
 
@@ -206,6 +211,8 @@ class InFlight:
         delivery_count: int,
         holder: str | None = None,
         deadline_ms: int = 0,
+        *,
+        is_rejected: bool = False,
     ) -> None:
         if changed.state.is_final != state.is_final:
             self.open_count += -changed.size if state.is_final else changed.size
@@ -214,6 +221,7 @@ class InFlight:
         changed.delivery_count = 0 if state.is_final else delivery_count
         changed.holder = holder
         changed.deadline_ms = deadline_ms
+        changed.is_rejected = is_rejected and not state.is_final
         if state != DeliveryState.ACQUIRED:
             changed.count_state = CountState.DURABLE
         if state == DeliveryState.AVAILABLE:

@@ -114,6 +114,25 @@ def test_poison_message_becomes_a_dead_letter_at_the_limit(
     assert shown(letter)["__dlq.errors.message"] == b"The delivery limit was reached."
 
 
+def test_record_that_is_rejected_at_its_last_delivery_says_so(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    world = start(make_world, states)
+    configure(world, share_delivery_count_limit="2")
+    write(world, Record(0, 0, None, b"poison"), Record(1, 0, None, b"released"))
+    member = Member(world)
+    member.fetch(max_wait_ms=WAIT_MS)
+    assert member.acknowledge((0, 1, [RELEASE])) is ErrorCode.NONE
+    for offset, kind in enumerate((REJECT, RELEASE)):
+        assert member.fetch(max_wait_ms=WAIT_MS, max_records=1).acquired() == [(offset, offset, 2)]
+        assert member.acknowledge((offset, offset, [kind])) is ErrorCode.NONE
+    world.until(lambda: states.of().start_offset == 2, "the records are done")
+    assert [shown(letter)["__dlq.errors.message"] for letter in letters(world)] == [
+        b"A member rejected the record.",
+        b"The delivery limit was reached.",
+    ]
+
+
 def test_letters_beside_one_that_is_too_large_are_written(
     make_world: MakeWorld, states: StoredStates
 ) -> None:

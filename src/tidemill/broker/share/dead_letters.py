@@ -90,7 +90,6 @@ class DeadLetters:
         partition: Partition,
         topic: str,
         dead: Dead,
-        delivery_count_max: int,
     ) -> int:
         """Returns how many letters are committed; others were reported as unwritable. `ApiError`: try again later."""
         log = partition.log
@@ -103,7 +102,7 @@ class DeadLetters:
             return 0
         written = 0
         for record in await self._host.long_work.run(partial(_records_between, log, dead)):
-            letter = _letter(record, partition, key.group_id, dead, delivery_count_max)
+            letter = _letter(record, partition, key.group_id, dead)
             producer_id = producer_id_of(key, state_epoch, record.offset)
             try:
                 await self._send(target, partition.index, letter, producer_id)
@@ -161,11 +160,8 @@ class DeadLetters:
             )
 
 
-def _letter(
-    record: Record, partition: Partition, group_id: str, dead: Dead, delivery_count_max: int
-) -> Record:
-    is_limit = dead.delivery_count >= delivery_count_max
-    message = "The delivery limit was reached." if is_limit else "A member rejected the record."
+def _letter(record: Record, partition: Partition, group_id: str, dead: Dead) -> Record:
+    message = "A member rejected the record." if dead.is_rejected else "The delivery limit was reached."
     failure = failure_headers(
         partition.name.topic, partition.index, record.offset, group_id, dead.delivery_count, message
     )

@@ -516,12 +516,12 @@ class LedSharePartition:
 
     async def _bury(self, machine: SharePartition) -> None:
         """Write the dead letters that are owed; each of them may be there already."""
-        limits, topic = self.settings.limits, self.settings.dead_letter_topic
+        topic = self.settings.dead_letter_topic
         for dead in machine.owed(_LETTERS_AT_ONCE):
             if topic:
                 try:
                     machine.counts.dead_letters += await self._letters.write(
-                        self.key, self._state_epoch, self.partition, topic, dead, limits.delivery_count_max
+                        self.key, self._state_epoch, self.partition, topic, dead
                     )
                 except Exception as error:
                     if not isinstance(error, ApiError):
