@@ -5,9 +5,13 @@ of Spring for Apache Kafka, Kafka Connect, Kafka Streams and share groups (KIP-1
 broker write, with `failure_headers`. The first whose headers are there counts. Numbers are text or big-endian, as writers
 differ.
 
+A letter carries the headers of its record, without those that brokers write on delayed records (`letter_headers`): a topic
+with delays takes them from no producer. A replayed letter is a new record. It has nothing of the failure, of a delay that
+is over, or of the attempts before (`tidemill.retry.*`), also where the letter has it.
+
 `decide` is what happens to one letter:
 
-    publish        it goes to its topic: without the headers of its failure, with `REPUBLISHED` counted up
+    publish        it goes to its topic: without the headers that are left out, with `REPUBLISHED` counted up
     left           the user's `fix` returned None: it stays in the dead-letter topic, and is not looked at again
     exhausted      it has been published as often as allowed and came back each time: it stays, too
     failed         no one says where it belongs, or `fix` raised; a run that publishes stops there
@@ -21,8 +25,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidemill.delays.requests import BROKER_HEADERS
+
 _OURS = "__dlq.errors."
 REPUBLISHED = "tidemill.republished"
+# Of delayed retries: which attempt of which record it is, and for which group.
+RETRY_PREFIX = "tidemill.retry."
 PUBLISH, LEFT, EXHAUSTED, FAILED = "publish", "left", "exhausted", "failed"
 FIX_FUNCTION = "fix"
 _MESSAGE_CHARS_MAX = 200
@@ -216,6 +224,13 @@ def failure_headers(
     return [(_OURS + name, text.encode("utf-8", "replace")) for name, text in fields.items()]
 
 
+def letter_headers(
+    headers: Iterable[tuple[str, bytes | None]], failure: Iterable[tuple[str, bytes | None]]
+) -> list[tuple[str, bytes | None]]:
+    """The headers of a letter: those of its record, as far as they are carried, and those of the failure."""
+    return [*(each for each in headers if each[0] not in BROKER_HEADERS), *failure]
+
+
 def is_of_failure(key: str) -> bool:
     return any(key.startswith(tuple(each.prefixes)) or key in each.also for each in CONVENTIONS)
 
@@ -272,7 +287,12 @@ def decide(letter: DeadLetter, fix: Fix | None, attempts_max: int) -> Decision:
     if fixed.topic == letter.dead_letter_topic:
         return Decision(FAILED, letter, f"it would go back into {fixed.topic}; give another with --to-topic")
     counted = Header(REPUBLISHED, str(letter.attempts + 1).encode())
-    return Decision(PUBLISH, dataclasses.replace(fixed, headers=(*fixed.headers, counted)))
+    kept = [each for each in fixed.headers if not _is_left_out(each.key)]
+    return Decision(PUBLISH, dataclasses.replace(fixed, headers=(*kept, counted)))
+
+
+def _is_left_out(key: str) -> bool:
+    return key in BROKER_HEADERS or key.startswith(RETRY_PREFIX)
 
 
 def number(value: bytes | None) -> int | None:

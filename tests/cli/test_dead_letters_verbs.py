@@ -64,6 +64,21 @@ def test_all_four_conventions_are_replayed_to_their_topics(cli: Run, topic: str)
     assert len(values(cli, topic)) == 4
 
 
+def test_letters_of_delayed_records_and_retries_are_replayed(cli: Run, topic: str) -> None:
+    letters = f"{topic}-dlq"
+    cli("topics", "create", topic, "--config", "tidemill.delays.enable=true")
+    cli("topics", "create", letters)
+    of_delay = ("--header", "tidemill-original-offset=0", "--header", "tidemill-due=1700000000000")
+    put(cli, letters, topic, "a", *of_delay, "--header", "tidemill.retry.attempt=3", "--header", "trace=7")
+    put(cli, letters, topic, "b")
+    assert cli("dead-letters", "replay", letters).ok.startswith("replayed 2,")
+    assert values(cli, topic) == ["a", "b"]
+    headers = cli("consume", topic, "--max", "1", "--format", "{headers}\n").ok
+    assert "trace" in headers
+    assert "tidemill-" not in headers
+    assert "tidemill.retry" not in headers
+
+
 def test_only_letters_with_the_reason_are_replayed(cli: Run, topic: str) -> None:
     letters = f"{topic}-dlq"
     for name in (topic, letters):

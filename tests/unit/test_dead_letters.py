@@ -127,6 +127,20 @@ def test_a_letter_is_published_with_its_count() -> None:
     assert decide(letter(*CONNECT, Header(REPUBLISHED, b"3")), None, 4).outcome == PUBLISH
 
 
+def test_replay_leaves_out_what_is_of_a_delay_or_a_retry() -> None:
+    """A topic with delays refuses some of it, and a replayed job would go on with its old attempt."""
+    left_out = [
+        Header("tidemill-original-offset", b"3"),
+        Header("tidemill-due", b"1700000000000"),
+        Header("tidemill.retry.attempt", b"4"),
+        Header("tidemill.retry.group", b"billing"),
+    ]
+    found = letter(*OURS, *left_out, Header("app", b"x"))
+    assert set(left_out) < set(found.headers)
+    decision = decide(found, lambda record: record.replace(value="new"), 3)
+    assert decision.letter.headers == (Header("app", b"x"), Header(REPUBLISHED, b"1"))
+
+
 def test_fix_decides() -> None:
     changed = decide(letter(*CONNECT), lambda record: record.replace(value="new", topic="orders-2"), 3)
     assert (changed.outcome, changed.letter.value, changed.letter.topic) == (PUBLISH, b"new", "orders-2")

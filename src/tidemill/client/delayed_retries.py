@@ -11,17 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidemill.dead_letters import RETRY_PREFIX
 from tidemill.delays.requests import BROKER_HEADERS, DELAY, PRODUCER_HEADERS
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-_PREFIX = "tidemill.retry."
 # The group that the retry is for.
-RETRY_GROUP = f"{_PREFIX}group"
-_ATTEMPT, _MESSAGE = f"{_PREFIX}attempt", f"{_PREFIX}message"
-_TOPIC, _PARTITION = f"{_PREFIX}topic", f"{_PREFIX}partition"
-_OFFSET, _TIMESTAMP = f"{_PREFIX}offset", f"{_PREFIX}timestamp"
-_KEPT = f"{_PREFIX}kept."
+RETRY_GROUP = f"{RETRY_PREFIX}group"
+_ATTEMPT, _MESSAGE = f"{RETRY_PREFIX}attempt", f"{RETRY_PREFIX}message"
+_TOPIC, _PARTITION = f"{RETRY_PREFIX}topic", f"{RETRY_PREFIX}partition"
+_OFFSET, _TIMESTAMP = f"{RETRY_PREFIX}offset", f"{RETRY_PREFIX}timestamp"
+_KEPT = f"{RETRY_PREFIX}kept."
 _MESSAGE_CHARS_MAX = 500
 
 
@@ -67,7 +67,7 @@ def retry_headers(
 def retried_of(headers: Iterable[tuple[str, bytes | None]]) -> Retried | None:
     """What the headers of a retry say; None for a record that is none."""
     given = list(headers)
-    fields = {name: value or b"" for name, value in given if name.startswith(_PREFIX)}
+    fields = {name: value or b"" for name, value in given if name.startswith(RETRY_PREFIX)}
     if not fields:
         return None
     try:
@@ -81,7 +81,7 @@ def retried_of(headers: Iterable[tuple[str, bytes | None]]) -> Retried | None:
     restored = tuple(
         (name.removeprefix(_KEPT), value)
         for name, value in own_headers(given)
-        if name.startswith(_KEPT) or not name.startswith(_PREFIX)
+        if name.startswith(_KEPT) or not name.startswith(RETRY_PREFIX)
     )
     return Retried(attempt, origin, restored)
 

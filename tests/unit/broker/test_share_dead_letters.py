@@ -35,11 +35,18 @@ def states() -> StoredStates:
     return StoredStates()
 
 
-def start(make_world: MakeWorld, states: StoredStates, brokers: int = 1, **letters: Any) -> World:
+def start(
+    make_world: MakeWorld,
+    states: StoredStates,
+    brokers: int = 1,
+    *,
+    source: dict[str, Any] | None = None,
+    **letters: Any,
+) -> World:
     world = make_world(brokers)
     world.start()
     replicas = tuple(range(1, brokers + 1))
-    world.create_topic(replicas)
+    world.create_topic(replicas, **(source or {}))
     world.create_topic(replicas, name=LETTERS, topic_id=LETTERS_ID, **(letters or ENABLED))
     world.settle()
     share_with(world, states)
@@ -131,6 +138,22 @@ def test_record_that_is_rejected_at_its_last_delivery_says_so(
         b"A member rejected the record.",
         b"The delivery limit was reached.",
     ]
+
+
+@pytest.mark.parametrize("has_delays", [False, True])
+def test_letter_of_a_delayed_record_has_nothing_of_its_delay(
+    make_world: MakeWorld, states: StoredStates, has_delays: bool
+) -> None:
+    """A dead-letter topic with delays would refuse it."""
+    delays: dict[str, Any] = {"tidemill_delays_enable": "true"}
+    world = start(make_world, states, source=delays, **ENABLED, **(delays if has_delays else {}))
+    write(world, Record(0, 0, None, b"later", (Header("h", b"1"), Header("tidemill-delay", b"2s"))))
+    member = Member(world)
+    (offset,) = member.fetch(max_wait_ms=WAIT_MS).offsets()
+    reject(world, member, offset)
+    world.until(lambda: states.of().start_offset > offset, "the record is done")
+    (letter,) = letters(world)
+    assert {key for key in shown(letter) if not key.startswith("__dlq.")} == {"h"}
 
 
 def test_letters_beside_one_that_is_too_large_are_written(

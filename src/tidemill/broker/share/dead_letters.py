@@ -25,7 +25,7 @@ from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.partition import Partition
 from tidemill.config import TopicConfig
 from tidemill.controller.image import MetadataImage, TopicImage
-from tidemill.dead_letters import failure_headers
+from tidemill.dead_letters import failure_headers, letter_headers
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.log import Log
 from tidemill.protocol.api.data import (
@@ -165,7 +165,8 @@ def _letter(record: Record, partition: Partition, group_id: str, dead: Dead) -> 
     failure = failure_headers(
         partition.name.topic, partition.index, record.offset, group_id, dead.delivery_count, message
     )
-    return record._replace(offset=0, headers=(*record.headers, *(Header(*each) for each in failure)))
+    headers = tuple(Header(*each) for each in letter_headers(record.headers, failure))
+    return record._replace(offset=0, headers=headers)
 
 
 def producer_id_of(key: SharePartitionKey, state_epoch: int, offset: int) -> int:

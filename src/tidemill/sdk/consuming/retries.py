@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from tidemill.client.delayed_retries import own_headers, retried_of, retry_headers, shortened
-from tidemill.dead_letters import failure_headers, is_of_failure
+from tidemill.client.delayed_retries import retried_of, retry_headers, shortened
+from tidemill.dead_letters import failure_headers, is_of_failure, letter_headers
 from tidemill.delays.cron import InvalidSchedule, parse_duration
 from tidemill.sdk.errors import InvalidSetting
 from tidemill.sdk.records import NewRecord, Record
@@ -133,8 +133,8 @@ def dead_letter_of(record: Record, group: str, message: str) -> NewRecord:
         origin.topic, origin.partition, origin.offset, group, record.attempt, shortened(message).decode()
     )
     # What an earlier failure said, of a letter that was put back into its topic, gives way to this one.
-    own = [header for header in own_headers(record.headers) if not is_of_failure(header[0])]
-    return NewRecord(record.value, record.key, [*own, *failed], timestamp_ms=origin.timestamp_ms)
+    own = [header for header in record.headers if not is_of_failure(header[0])]
+    return NewRecord(record.value, record.key, letter_headers(own, failed), timestamp_ms=origin.timestamp_ms)
 
 
 def restored(record: Record) -> Record:
