@@ -16,7 +16,7 @@ from tests.spark.sinks import create, options, read, rows, values, write_batch
 from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
 from tidemill.client.producing.transaction_coordinator import Fenced, TransactionCoordinator
-from tidemill.errors import ApiError, ConfigError, ErrorCode
+from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
 from tidemill.spark.sink import two_phase
 from tidemill.spark.sink.commits import Commits, Decision, Transaction
 from tidemill.spark.sink.options import SinkOptions
@@ -433,6 +433,29 @@ class TestWriters:
         writer.commit([told, Written(writer._query_id), None])
         with Commits(cluster, writer._query_id) as commits:
             assert commits.fence() is None
+        assert values(read(target.bootstrap, topic)) == ["a"]
+
+    @pytest.mark.parametrize(("owner", "name"), [(Commits, "forget"), (two_phase, "settle")])
+    def test_a_job_whose_rows_are_committed_does_not_fail(
+        self,
+        target: RunningBroker,
+        sink: SinkOptions,
+        topic: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        owner: object,
+        name: str,
+    ) -> None:
+        """Started again, it would write them once more."""
+
+        def fails(*_: object) -> None:
+            raise TidemillError("the broker is gone")
+
+        writer = BatchWriter(SCHEMA, {"kafka.bootstrap.servers": target.bootstrap, "topic": topic})
+        told = write_rows(writer._options, Task(writer._query_id, 0, 0), [rows("a")])
+        monkeypatch.setattr(owner, name, fails)
+        writer.commit([told])
+        assert "the broker is gone" in caplog.text
         assert values(read(target.bootstrap, topic)) == ["a"]
 
     @pytest.mark.parametrize(

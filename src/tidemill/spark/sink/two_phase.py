@@ -104,7 +104,11 @@ def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequen
             logger.info("batch %d of query %s is decided anew: %s", batch_id, query_id, failure)
     else:
         _decide_and_commit(cluster, query_id, batch_id, written)
-    settle(cluster, query_id)
+    # The batch is committed. A failure now would have it written once more.
+    try:
+        settle(cluster, query_id)
+    except TidemillError as failure:
+        logger.warning("failed tasks of query %s have left transactions open: %s", query_id, failure)
 
 
 def _decide_and_commit(
@@ -145,10 +149,13 @@ def settle(cluster: Cluster, query_id: str, written: Iterable[Transaction] = ())
 
 
 def forget_decision(cluster: Cluster, query_id: str) -> None:
-    """For a query that is over, when everything is committed."""
-    with Commits(cluster, query_id) as commits:
-        if commits.fence() is not None:
-            commits.forget()
+    """For a query that is over, when everything is committed, so that a failure is only logged."""
+    try:
+        with Commits(cluster, query_id) as commits:
+            if commits.fence() is not None:
+                commits.forget()
+    except TidemillError as failure:
+        logger.warning("the decision of query %s stays, to no effect: %s", query_id, failure)
 
 
 def task_prefix(query_id: str) -> str:
