@@ -1,4 +1,4 @@
-"""The names of the topics that the cluster keeps for itself, as in Kafka."""
+"""The names of the topics that the cluster keeps for itself, as in Kafka, and of those that our clients keep."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ METADATA_TOPIC_ID = bytes(15) + b"\1"
 
 # Those that clients see, marked as internal.
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC})
+
+# Where the drivers of Spark's sink write their decisions.
+SPARK_COMMITS_TOPIC = "_tidemill_spark_commits"
+# Those that our own clients keep. To brokers, and to other clients, they are ordinary topics; our client marks them.
+CLIENT_TOPICS = frozenset({SPARK_COMMITS_TOPIC})

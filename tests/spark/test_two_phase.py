@@ -13,15 +13,18 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.brokers import RunningBroker, eventually
 from tests.spark.sinks import create, options, read, rows, values, write_batch
+from tidemill.client.admin.topics import Admin
 from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
 from tidemill.client.producing.transaction_coordinator import Fenced, TransactionCoordinator
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
+from tidemill.protocol.api.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidemill.spark.sink import two_phase
-from tidemill.spark.sink.commits import Commits, Decision, Transaction
+from tidemill.spark.sink.commits import TOPIC, Commits, Decision, Transaction
 from tidemill.spark.sink.options import SinkOptions
 from tidemill.spark.sink.two_phase import TransactionLost, commit_batch, settle
 from tidemill.spark.sink.writers import BatchWriter, StreamWriter, Task, Written, write_rows
+from tidemill.spark.source.offsets import Log, Subscription
 
 SCHEMA = StructType([StructField("value", StringType())])
 
@@ -396,6 +399,21 @@ class TestOthersAtWork:
             commit_batch(cluster, each, 0, [transaction])
         assert sink.topic is not None
         assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "b", "b"]
+
+
+def test_the_topic_of_decisions_is_internal_to_our_tools_only(
+    sink: SinkOptions, cluster: Cluster, query: str, topic: str
+) -> None:
+    write_batch(sink, Task(query, 0, 0), [rows("a")])
+    matched = {each.topic for each in Log(cluster, Subscription(pattern=".*")).partitions()}
+    assert topic in matched
+    assert TOPIC not in matched
+    (listed,) = [each for each in Admin(cluster).topics() if each.name == TOPIC]
+    assert listed.is_internal
+    answer = cluster.any_broker().request(
+        MetadataRequest(topics=[MetadataRequestTopic(name=TOPIC)]), MetadataResponse
+    )
+    assert not answer.topics[0].is_internal
 
 
 class TestWriters:

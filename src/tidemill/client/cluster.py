@@ -17,7 +17,7 @@ from tidemill.client.connections.connection import Address, BrokerUnreachable, C
 from tidemill.client.connections.security import SecurityOptions
 from tidemill.client.retry import Retries, UnknownTopic, may_retry
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
-from tidemill.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from tidemill.internal_topics import CLIENT_TOPICS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidemill.protocol.api.cluster import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -247,7 +247,10 @@ class Cluster:
     # --- topics ---
 
     def load_metadata(self, topics: Sequence[str] | None) -> MetadataResponse:
-        """One Metadata request, which creates no topic; None means all. Errors of topics are left in the answer."""
+        """One Metadata request, which creates no topic; None means all. Errors of topics are left in the answer.
+
+        Topics that our clients keep for themselves are marked as internal, like those of the brokers.
+        """
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         response = self.any_broker().request(message, MetadataResponse)
@@ -255,6 +258,7 @@ class Cluster:
         self._brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
         self._controller_id = response.controller_id
         for topic in response.topics:
+            topic.is_internal = topic.is_internal or topic.name in CLIENT_TOPICS
             if topic.name and not topic.error_code:
                 self._topics[topic.name] = topic
                 for known in topic.partitions:

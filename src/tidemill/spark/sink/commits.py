@@ -32,11 +32,12 @@ from tidemill.client.producing.transaction_coordinator import Fenced, Identity
 from tidemill.client.producing.transactional import TransactionalProducer
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.internal_topics import SPARK_COMMITS_TOPIC
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.protocol.records import HEADER_SIZE, Record, build_batch, iterate_records
 from tidemill.types import TopicPartition
 
-TOPIC = "_tidemill_spark_commits"
+TOPIC = SPARK_COMMITS_TOPIC
 # A query's partition follows from its id and this number, so it must never change.
 PARTITION_COUNT = 16
 _REPLICAS_MAX = 3
