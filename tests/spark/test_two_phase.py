@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -453,6 +454,20 @@ class TestWriters:
             assert commits.fence() is None
         assert values(read(target.bootstrap, topic)) == ["a"]
 
+    def test_writes_of_one_batch_are_told_apart_by_their_names(
+        self, target: RunningBroker, sink: SinkOptions, topic: str
+    ) -> None:
+        """Rows name their topics, so the option does not."""
+        create(target.bootstrap, f"{topic}-2")
+        schema = StructType([StructField("value", StringType()), StructField("topic", StringType())])
+        told = {"kafka.bootstrap.servers": target.bootstrap, "queryName": topic, "batchId": "0"}
+        for written_to in (topic, f"{topic}-2", topic):
+            writer = BatchWriter(schema, told | {"writeName": f"to {written_to}"})
+            batch = pa.RecordBatch.from_pydict({"value": ["a"], "topic": [written_to]})
+            writer.commit([write_rows(writer._options, Task(writer._query_id, 0, 0), [batch])])
+        assert values(read(target.bootstrap, topic)) == ["a"]
+        assert values(read(target.bootstrap, f"{topic}-2")) == ["a"]
+
     @pytest.mark.parametrize(("owner", "name"), [(Commits, "forget"), (two_phase, "settle")])
     def test_a_job_whose_rows_are_committed_does_not_fail(
         self,
@@ -481,6 +496,7 @@ class TestWriters:
         [
             ({"batchId": "1"}, "set both, or neither"),
             ({"batchId": "x", "queryName": "q"}, "batchId=x is not understood"),
+            ({"batchId": "1", "queryName": "q", "topic": ""}, "set the option topic, or writeName"),
         ],
     )
     def test_batch_ids_are_checked(self, told: dict[str, str], line: str) -> None:

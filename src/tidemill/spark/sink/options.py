@@ -14,6 +14,7 @@ Our own options:
                        false: as Spark's sink, a task that is repeated writes again
     queryName,         of a batch write, as in `foreachBatch`: who writes, and which batch it is. A batch that this name
     batchId            has committed is not committed again
+    writeName          which of the batch's writes it is, where the option `topic` does not tell
     commandConfig      a file with the security properties of Kafka's clients; see `access`
 """
 
@@ -58,6 +59,7 @@ _KNOWN = (
     "exactlyOnce",
     "queryName",
     "batchId",
+    "writeName",
     "largePayloads",
     "largePayloadsThreshold",
     "kafka.bootstrap.servers",
@@ -182,13 +184,18 @@ class _Parser:
         return None if value is None else int(value)
 
     def _job(self) -> str | None:
-        """A write to each topic is a job of its own. Of a stream `queryName` is only what Spark calls it."""
-        name = self._options.get("queryName")
+        """Each write of a batch is a job of its own. Of a stream `queryName` is only what Spark calls it."""
+        name, topic, write = (self._options.get(each) for each in ("queryName", "topic", "writeName"))
         if "batchId" not in self._options:
             return None
         if not name:
             raise ConfigError("batchId says which batch it is and queryName whose: set both, or neither")
-        return f"{name}/{self._options.get('topic') or ''}"
+        if not topic and not write:
+            raise ConfigError(
+                "two writes of one batch cannot be told apart by a column topic, and the second would count as the first: "
+                "set the option topic, or writeName, which is another for each write of a batch"
+            )
+        return "/".join(each for each in (name, topic or "", write) if each is not None)
 
     def _checkpoint_mark(self) -> str:
         location = self._options.get("checkpointLocation")
