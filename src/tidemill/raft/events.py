@@ -83,10 +83,11 @@ class EndQuorumEpochAnswered:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequested:
-    """A replica sent a Fetch request."""
+    """A replica sent a Fetch request. Without a proof that it is that replica, the fetch changes nothing here."""
 
     token: Token
     request: FetchRequest
+    is_proven: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,11 @@ class FetchAnswered:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshotRequested:
-    """A replica sent a FetchSnapshot request."""
+    """A replica sent a FetchSnapshot request. Without a proof that it is that replica, it changes nothing here."""
 
     token: Token
     request: FetchSnapshotRequest
+    is_proven: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ Until that first record is committed the leader does not serve (`ActivateLeader`
 
 Followers pull. When the follower's log is a prefix of the leader's, the fetch offset is what it has on disk. Otherwise
 the response holds the point of divergence, or a snapshot when the log no longer reaches back that far. A fetch without
-new records is delayed. The leader resigns when a majority of the voters has not fetched for a while, since another
+new records is delayed. A peer that has not proved to be the replica for which it fetches gets the same answers, and counts
+for nothing. The leader resigns when a majority of the voters has not fetched for a while, since another
 leader may have been elected (check quorum).
 """
 
@@ -199,21 +200,29 @@ def answer_fetch(q: QuorumState, event: FetchRequested, steady_ms: int) -> None:
         q.emit(Answer(event.token, _refusal(q, error)))
         return
     assert isinstance(q.role, Leader)
-    replica = messages.fetching_replica(request, part)
-    _drop_delayed(q, q.role, replica)
+    replica = _known_replica(event, part)
+    if replica is not None:
+        _drop_delayed(q, q.role, replica)
     mismatch = _mismatch(q, part)
     if mismatch is not None:
-        q.role.tracker.record_contact(replica, steady_ms)
+        if replica is not None:
+            q.role.tracker.record_contact(replica, steady_ms)
         q.emit(Answer(event.token, _response(q, mismatch)))
         return
-    if replica.id >= 0:
+    if replica is not None:
         q.role.tracker.fetched(replica, part.fetch_offset, q.role.log_end_offset, steady_ms)
         advance_high_watermark(q, q.role)
     delayed = DelayedFetch(event.token, part, request.max_bytes, steady_ms + max(request.max_wait_ms, 0))
     if _is_due(q, q.role, delayed, steady_ms):
         _answer_with_records(q, delayed)
     else:
-        q.role.delayed_fetches[replica] = delayed
+        q.role.delayed_fetches[event.token if replica is None else replica] = delayed
+
+
+def _known_replica(event: FetchRequested, part: FetchPartition) -> ReplicaKey | None:
+    """The replica whose progress a fetch shows; None for a stranger or a consumer, which is an observer without a trace."""
+    replica = messages.fetching_replica(event.request, part)
+    return replica if event.is_proven and replica.id >= 0 else None
 
 
 def _mismatch(q: QuorumState, part: FetchPartition) -> PartitionData | None:
@@ -296,6 +305,7 @@ def answer_fetch_snapshot(q: QuorumState, event: FetchSnapshotRequested, steady_
         q.emit(Answer(event.token, response))
         return
     assert isinstance(q.role, Leader)
-    q.role.tracker.record_contact(ReplicaKey(request.replica_id, part.replica_directory_id), steady_ms)
+    if event.is_proven:
+        q.role.tracker.record_contact(ReplicaKey(request.replica_id, part.replica_directory_id), steady_ms)
     max_bytes = min(request.max_bytes, q.config.fetch_snapshot_max_bytes)
     q.emit(AnswerFetchSnapshot(event.token, response, snapshot, part.position, max_bytes))

@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class DelayedFetch:
-    """A delayed fetch: it found no new records. Each replica has at most one."""
+    """A delayed fetch: it found no new records. Each known replica has at most one."""
 
     token: Token
     part: FetchPartition
@@ -89,7 +89,8 @@ class Leader:
     # The offset of the voter set that the tracker uses.
     voters_offset: int
     is_active: bool = False
-    delayed_fetches: dict[ReplicaKey, DelayedFetch] = field(default_factory=dict)
+    # By the replica, or by the token where it is not known which replica fetches.
+    delayed_fetches: dict[ReplicaKey | Token, DelayedFetch] = field(default_factory=dict)
     change: PendingChange | None = None
 
 

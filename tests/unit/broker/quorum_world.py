@@ -251,7 +251,7 @@ class TestNode:
         is_flexible = has_flexible_response_header(header.api_key, header.api_version)
         call = Call(cast(Any, peer), header, memoryview(b""), is_flexible)
         call.expect_reply()
-        self.quorum.fetch(call, request)
+        self.quorum.fetch(call, request, is_proven=True)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

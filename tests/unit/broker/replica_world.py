@@ -24,6 +24,7 @@ from tidemill.broker.requests import handlers
 from tidemill.broker.requests.api_table import TABLE, Scope
 from tidemill.broker.requests.dispatch import Dispatcher
 from tidemill.broker.requests.fetch_sessions import FetchSessions
+from tidemill.broker.requests.node_proof import ReplicaProofs
 from tidemill.config import load_broker_config
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage, PartitionImage
@@ -61,6 +62,7 @@ from tidemill.protocol.api.metadata import (
 from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
 from tidemill.protocol.records import BatchHeader, Record, build_batch, iterate_records, split_batches
 from tidemill.protocol.schema import DataMessage, Request, Response
+from tidemill.raft.voters import VoterSet
 from tidemill.security.principals import ANONYMOUS
 from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.sim.platform.loops import Scheduler, SimulatedLoop
@@ -279,6 +281,9 @@ class World:
             image=self.image,
             # Nothing waits in line here.
             lanes=SimpleNamespace(claim=lambda *_: None),
+            replica_proofs=ReplicaProofs(loop),
+            refused_as_nodes=set(),
+            quorum=SimpleNamespace(voters=VoterSet([])),
             authorizer=None,
             quotas=None,
             address_of=lambda broker, _connection: next(
@@ -286,6 +291,7 @@ class World:
             ),
             kraft_version=0,
             is_controller_listener=lambda _name: False,
+            is_listener_of_brokers=lambda _name: False,
         )
         dispatcher = Dispatcher(host.broker, {"PLAINTEXT": Scope.BOTH})
         listening = platform.network.listen(dispatcher.dispatch, ServerLimits(1 << 26, 1000, 1000, 600_000))

@@ -29,7 +29,7 @@ from tidemill.raft.core import RaftMachine
 from tidemill.raft.effects import Effect, ElectionState
 from tidemill.raft.events import Event
 from tidemill.raft.log import SnapshotKey
-from tidemill.raft.roles import Follower, Prospective, Resigned, Unattached
+from tidemill.raft.roles import Follower, Leader, Prospective, Resigned, Unattached
 from tidemill.raft.state import QuorumConfig
 from tidemill.raft.voters import ReplicaKey, VoterSet
 
@@ -78,9 +78,12 @@ class Bench:
         sent = all_of(asked, do.SendVote)[0]
         return self.step(on.VoteAnswered(sent.number, granted(self.machine.epoch)))
 
-    def fetch(self, node_id: int, offset: int, last_epoch: int, **changes: int) -> list[Effect]:
+    def fetch(
+        self, node_id: int, offset: int, last_epoch: int, *, is_proven: bool = True, **changes: int
+    ) -> list[Effect]:
         values = {"current_leader_epoch": self.machine.epoch, "high_watermark": 1 << 60} | changes
-        return self.step(on.FetchRequested(node_id, fetch_of(node_id, offset, last_epoch, **values)))
+        request = fetch_of(node_id, offset, last_epoch, **values)
+        return self.step(on.FetchRequested(node_id, request, is_proven))
 
 
 def all_of(effects: list[Effect], kind: type[T]) -> list[T]:
@@ -300,6 +303,35 @@ def test_an_append_for_another_epoch_is_rejected() -> None:
     effects = bench.step(on.AppendRequested("a", 0, ["x"], 1))
     assert all_of(effects, do.RejectAppend) == [do.RejectAppend("a", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
     assert not all_of(effects, do.AppendToLog)
+
+
+def test_fetch_of_a_stranger_as_a_voter_commits_nothing_and_keeps_no_leader() -> None:
+    bench = Bench()
+    bench.sync(bench.elect())
+    for _ in range(20):
+        for node_id in (2, 3):
+            bench.fetch(node_id, bench.log.log_end_offset, bench.machine.epoch, is_proven=False)
+            bench.fetch(node_id, 99, bench.machine.epoch, is_proven=False)
+            request = messages.snapshot_request("cluster", replica(node_id), 1, SnapshotKey(0, 0), 0, 100)
+            bench.step(on.FetchSnapshotRequested("snapshot", request, is_proven=False))
+        assert bench.machine.high_watermark == 0
+        bench.wait(200)
+    assert not isinstance(bench.machine.role, Leader), "a majority has not fetched"
+
+
+def test_fetch_of_a_stranger_leaves_that_of_the_replica_alone() -> None:
+    bench = Bench()
+    bench.sync(bench.elect())
+    bench.fetch(2, 1, 1)
+    assert isinstance(bench.machine.role, Leader)
+    answered = bench.step(
+        on.FetchRequested(
+            "stranger", fetch_of(2, 1, 1, current_leader_epoch=1, high_watermark=1 << 60), is_proven=False
+        )
+    )
+    assert not [effect for effect in answered if isinstance(effect, do.Answer)]
+    assert len(bench.machine.role.delayed_fetches) == 2
+    assert not bench.machine.role.tracker.observers
 
 
 def test_fetch_from_diverged_log_returns_point_of_divergence() -> None:

@@ -337,28 +337,31 @@ class Quorum:
 
     # -- being asked -----------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Response:
-        """Answer requests of peers (votes, epochs, snapshots) and of clients (DescribeQuorum, changes of voters)."""
+    async def answer(self, request: Request, *, is_proven: bool = True) -> Response:
+        """Answer requests of peers (votes, epochs, snapshots) and of clients (DescribeQuorum, changes of voters).
+
+        `is_proven` says whether the connection is that of the replica which the request names.
+        """
         waiting = WaitingTask(self)
-        self._ask(waiting, request)
+        self._ask(waiting, request, is_proven=is_proven)
         try:
             return await waiting.response
         finally:
             self.forget(waiting)
 
-    def fetch(self, call: Call, request: data.FetchRequest) -> None:
+    def fetch(self, call: Call, request: data.FetchRequest, *, is_proven: bool) -> None:
         """A fetch of the metadata partition. The caller has taken the place for the reply; this fills it, perhaps later."""
         waiting = WaitingCall(self, call)
         call.connection.close_callbacks.append(waiting.abandon)
-        self._ask(waiting, request)
+        self._ask(waiting, request, is_proven=is_proven)
 
-    def _ask(self, waiting: Waiting, request: Request) -> None:
+    def _ask(self, waiting: Waiting, request: Request, *, is_proven: bool) -> None:
         self._note_foreigner(request)
         if self._replica is None or self._has_failed or self.is_waiting_for_space:
             waiting.answered(self._answer_without_quorum(request))
             return
         self._waiting[waiting] = None
-        self._replica.step(event_of(waiting, request))
+        self._replica.step(event_of(waiting, request, is_proven=is_proven))
         if isinstance(request, quorum.BeginQuorumEpochRequest) and self.leader_id in leaders(request):
             # Only after the machine has accepted it: an arbitrary request must not change the leader's address.
             assert self.leader_id is not None

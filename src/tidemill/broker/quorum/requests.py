@@ -81,7 +81,7 @@ def leaders(request: quorum.BeginQuorumEpochRequest) -> list[int]:
     return [part.leader_id for topic in request.topics for part in topic.partitions]
 
 
-def event_of(token: Waiting, request: Request) -> on.Event:
+def event_of(token: Waiting, request: Request, *, is_proven: bool) -> on.Event:
     match request:
         case quorum.VoteRequest():
             return on.VoteRequested(token, request)
@@ -90,7 +90,7 @@ def event_of(token: Waiting, request: Request) -> on.Event:
         case quorum.EndQuorumEpochRequest():
             return on.EndQuorumEpochReceived(token, request)
         case quorum.FetchSnapshotRequest():
-            return on.FetchSnapshotRequested(token, request)
+            return on.FetchSnapshotRequested(token, request, is_proven)
         case quorum.DescribeQuorumRequest():
             return on.DescribeQuorumRequested(token, request)
         case quorum.AddRaftVoterRequest():
@@ -100,5 +100,5 @@ def event_of(token: Waiting, request: Request) -> on.Event:
         case quorum.UpdateRaftVoterRequest():
             return on.UpdateVoterRequested(token, request)
         case data.FetchRequest():
-            return on.FetchRequested(token, request)
+            return on.FetchRequested(token, request, is_proven)
     raise ApiError(ErrorCode.INVALID_REQUEST, f"{type(request).__name__} is not the quorum's")

@@ -26,7 +26,7 @@ from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.quorum import Quorum
 from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.fetch_sessions import FetchSessions
-from tidemill.broker.requests.node_proof import NodeLanes
+from tidemill.broker.requests.node_proof import NodeLanes, ReplicaProofs
 from tidemill.broker.requests.quotas import ClientQuotas, limits_clients
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.broker.share.partitions import SharePartitions
@@ -66,6 +66,7 @@ class Broker:
     # (address, API) of connections that were refused for not being a node's, as far as they were logged.
     refused_as_nodes: set[tuple[str, int]] = field(default_factory=set)
     lanes: NodeLanes = field(init=False)
+    replica_proofs: ReplicaProofs = field(init=False)
     # None without `authorizer.class.name`: everything is allowed then.
     authorizer: Authorizer | None = field(init=False, default=None)
     # None while the metadata has no quota for clients.
@@ -76,6 +77,7 @@ class Broker:
 
     def __post_init__(self) -> None:
         self.lanes = NodeLanes(self.loop, self.config.security, self.is_controller_listener)
+        self.replica_proofs = ReplicaProofs(self.loop)
         self._super_users = parse_super_users(self.config.authorization.super_users)
         self.follow_security(self.image)
 
@@ -132,6 +134,13 @@ class Broker:
 
     def is_controller_listener(self, name: str) -> bool:
         return any(listener.name == name for listener in self.config.network.controller_listeners)
+
+    def is_listener_of_brokers(self, name: str) -> bool:
+        """Whether brokers have this listener beside those of the clients."""
+        network = self.config.network
+        return name == network.inter_broker_listener_name and any(
+            listener.name != name for listener in network.listeners
+        )
 
     def address_of(self, broker: BrokerImage, connection: Peer) -> tuple[str, int]:
         """Where this client should dial a broker.

@@ -1,9 +1,9 @@
 """Proves that a connection is that of a node of this cluster: by its login, or by the address from which it comes.
 
 Where a listener authenticates its peers, the principal decides. Elsewhere a request speaks for a node, and the metadata
-says where that node is (`security/node_hosts.py`). What this proves, and what it does not, is in docs/decisions/0010. Two
-things rest on it: whether a request that only nodes may send is served (`handlers/nodes.py`), and whether a connection need
-not wait in line with clients (`NodeLanes`, `turns.py`).
+says where that node is (`security/node_hosts.py`). What this proves, and what it does not, is in docs/decisions/0010. Three
+things rest on it: whether a request that only nodes may send is served (`handlers/nodes.py`), whether a fetch counts as that
+of a replica (`ReplicaProofs`), and whether a connection need not wait in line with clients (`NodeLanes`, `turns.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import inf
@@ -89,6 +90,67 @@ class NodeLanes:
     async def _look_up(self, connection: Peer, names: Sequence[str]) -> None:
         if await _is_at_any(self._loop, connection, names) and not connection.is_closed:
             self._grant(connection)
+
+
+@dataclass(slots=True, eq=False)
+class _Claim:
+    """The replica for which a connection fetches, and whether it is one of the metadata."""
+
+    node_id: int
+    of_metadata: bool
+    is_proven: bool = False
+    # While the names of its hosts are looked up, and when that may be done again.
+    lookup: asyncio.Task[bool] | None = None
+    due_s: float = 0.0
+
+
+class ReplicaProofs:
+    """Remembers the replica that each connection has proved to be. Every fetch of a replica asks; one of them pays.
+
+    A node fetches for itself only, and each kind of log on a connection of its own. So a connection has one proof. Names are
+    looked up once a second at most.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._claims: dict[Peer, _Claim] = {}
+
+    def check(
+        self,
+        connection: Peer,
+        node_id: int,
+        evidence: Callable[[], bool | Sequence[str]],
+        *,
+        of_metadata: bool,
+    ) -> bool | asyncio.Task[bool]:
+        """Whether it is that replica's, perhaps only after a lookup. `evidence` says it, or where the replica is."""
+        claim = self._claims.get(connection)
+        if claim is not None and claim.node_id == node_id and claim.of_metadata is of_metadata:
+            if claim.is_proven:
+                return True
+            if claim.lookup is not None and not claim.lookup.done():
+                return claim.lookup
+        found = evidence()
+        is_proven, names = (found, []) if isinstance(found, bool) else _compare(connection, found)
+        due_s = 0.0 if claim is None else claim.due_s
+        is_due = self._loop.time() >= due_s
+        if not is_proven and not (names and is_due):
+            return False
+        if claim is None:
+            connection.close_callbacks.append(partial(self._forget, connection))
+        self._claims[connection] = claim = _Claim(node_id, of_metadata, is_proven, due_s=due_s)
+        if is_proven:
+            return True
+        claim.due_s = self._loop.time() + _CLAIMED_AGAIN_S
+        claim.lookup = self._loop.create_task(self._look_up(claim, connection, names))
+        return claim.lookup
+
+    def _forget(self, connection: Peer) -> None:
+        self._claims.pop(connection, None)
+
+    async def _look_up(self, claim: _Claim, connection: Peer, names: Sequence[str]) -> bool:
+        claim.is_proven = await _is_at_any(self._loop, connection, names)
+        return claim.is_proven
 
 
 def is_authenticated_node(security: SecurityConfig, connection: Peer) -> bool | None:

@@ -1,8 +1,8 @@
 """Serves the Raft APIs of the metadata quorum.
 
 This node's replica answers the requests of other replicas. They are served at controllers' listeners, or without those to
-nodes (`nodes.py`). A client that may fetch the metadata may also read a snapshot. Client requests are served at brokers
-too, which forward them to the leader of the quorum.
+nodes (`nodes.py`). A client that may fetch the metadata may also read a snapshot; it counts as no replica. Client
+requests are served at brokers too, which forward them to the leader of the quorum.
 
 Versions, and what each one changed:
 
@@ -29,7 +29,7 @@ from __future__ import annotations
 from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.handlers.nodes import for_nodes
+from tidemill.broker.requests.handlers.nodes import fetches_as_replica, for_nodes
 from tidemill.protocol.api.quorum import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
@@ -63,7 +63,9 @@ async def end_quorum_epoch(broker: Broker, call: Call, request: EndQuorumEpochRe
 
 @serves(FetchSnapshotRequest, scope=Scope.CONTROLLER)
 async def fetch_snapshot(broker: Broker, call: Call, request: FetchSnapshotRequest) -> Response:
-    return await broker.quorum.answer(request)
+    proof = fetches_as_replica(broker, call.connection, request.replica_id, of_metadata=True)
+    is_proven = proof if isinstance(proof, bool) else await proof
+    return await broker.quorum.answer(request, is_proven=is_proven)
 
 
 @serves(UpdateRaftVoterRequest, scope=Scope.CONTROLLER)
