@@ -90,9 +90,17 @@ class _Look(NamedTuple):
     documentation: bool
 
 
+class _Inherited(NamedTuple):
+    """What is set for brokers: what topics and groups inherit. `texts` is the same, hashable."""
+
+    layers: BrokerLayers
+    texts: LayerTexts
+
+
 @serves(DescribeConfigsRequest)
 def describe_configs(broker: Broker, call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     layers = broker.image.broker_layers(broker.config.node_id, broker.config.properties)
+    inherited = _Inherited(layers, layers.texts())
     look = _Look(request.include_synonyms, request.include_documentation)
     # What is named twice is described once: five bytes of a request are worth 35 kilobytes of an answer.
     resources = {
@@ -100,16 +108,16 @@ def describe_configs(broker: Broker, call: Call, request: DescribeConfigsRequest
         for each in request.resources
     }
     return DescribeConfigsResponse(
-        results=[_describe(broker, layers, resource, look) for resource in resources.values()]
+        results=[_describe(broker, inherited, resource, look) for resource in resources.values()]
     )
 
 
 def _describe(
-    broker: Broker, layers: BrokerLayers, resource: DescribeConfigsResource, look: _Look
+    broker: Broker, inherited: _Inherited, resource: DescribeConfigsResource, look: _Look
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
     try:
-        found = _results(broker, layers, resource, look)
+        found = _results(broker, inherited, resource, look)
     except ApiError as error:
         result.error_code, result.error_message = error.code, error.message
         return result
@@ -121,7 +129,7 @@ def _describe(
 
 
 def _results(
-    broker: Broker, layers: BrokerLayers, resource: DescribeConfigsResource, look: _Look
+    broker: Broker, inherited: _Inherited, resource: DescribeConfigsResource, look: _Look
 ) -> _Results:
     image, node_id = broker.image, broker.config.node_id
     name = resource.resource_name
@@ -129,22 +137,22 @@ def _results(
         check_topic_name(name)
         if name not in image.topics_by_name:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} does not exist")
-        return _topic_results(image.topic_config(name), layers, look)
+        return _topic_results(image.topic_config(name), inherited, look)
     if resource.resource_type == ResourceType.BROKER:
         if not name:
-            entries = describe_cluster_default_configs(layers.cluster_default)
+            entries = describe_cluster_default_configs(inherited.layers.cluster_default)
             return [_result(entry, look) for entry in entries]
         if name != str(node_id):
             problem = f"Unexpected broker id, expected {node_id} or none, but received {name}: ask that one"
             if not _is_integer(name):
                 problem = f"Broker id must be an integer, but it is: {name}"
             raise ApiError(ErrorCode.INVALID_REQUEST, problem)
-        return _broker_results(layers.texts(), look)
+        return _broker_results(inherited.texts, look)
     if resource.resource_type == ResourceType.GROUP:
         if not name:
             raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
         overrides = image.config(ConfigResource(ResourceType.GROUP, name))
-        return [_result(entry, look) for entry in describe_group_configs(overrides, layers)]
+        return _group_results(overrides, inherited, look)
     if resource.resource_type == ResourceType.BROKER_LOGGER:
         loggers.check_node(name, node_id)
         return [
@@ -170,18 +178,30 @@ def _is_integer(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
 
 
-def _topic_results(overrides: Mapping[str, str], layers: BrokerLayers, look: _Look) -> _Results:
-    """What a topic inherits is the same for all; only its own values are described anew."""
-    inherited = _inherited_results(layers.texts(), look)
+def _group_results(overrides: Mapping[str, str], inherited: _Inherited, look: _Look) -> _Results:
     if not overrides:
-        return inherited
-    listed = {each.name for each in inherited}
+        return _inherited_by_groups(inherited.texts, look)
+    return [_result(entry, look) for entry in describe_group_configs(overrides, inherited.layers)]
+
+
+@lru_cache(_REMEMBERED)
+def _inherited_by_groups(texts: LayerTexts, look: _Look) -> _Results:
+    return [_result(entry, look) for entry in describe_group_configs({}, BrokerLayers.of_texts(texts))]
+
+
+def _topic_results(overrides: Mapping[str, str], inherited: _Inherited, look: _Look) -> _Results:
+    """What a topic inherits is the same for all; only its own values are described anew."""
+    layers = inherited.layers
+    shared = _inherited_by_topics(inherited.texts, look)
+    if not overrides:
+        return shared
+    listed = {each.name for each in shared}
     return [
         *(
             _result(describe_topic_key(each.name, overrides, layers), look)
             if each.name in overrides
             else each
-            for each in inherited
+            for each in shared
         ),
         *(
             _result(describe_topic_key(name, overrides, layers), look)
@@ -192,7 +212,7 @@ def _topic_results(overrides: Mapping[str, str], layers: BrokerLayers, look: _Lo
 
 
 @lru_cache(_REMEMBERED)
-def _inherited_results(texts: LayerTexts, look: _Look) -> _Results:
+def _inherited_by_topics(texts: LayerTexts, look: _Look) -> _Results:
     layers = BrokerLayers.of_texts(texts)
     entries = describe_topic_configs({}, layers.static, layers.dynamic, layers.cluster_default)
     return [_result(entry, look) for entry in entries]
