@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.thoroughness import examples
 from tidemill.errors import ProtocolError
 from tidemill.protocol.frames import parse_request_header
-from tidemill.protocol.schema import Message, decode, decode_exact, decode_from, encode
+from tidemill.protocol.schema import Message, decode, decode_exact, decode_from, encode, encode_in_steps
+from tidemill.protocol.steps import run_steps
 
 from .message_samples import Sampler, label, message_types, same
 
@@ -29,6 +30,7 @@ def test_round_trip_of_every_version(cls: type[Message], seed: int) -> None:
     for version in _versions(cls):
         message = Sampler(seed).message(cls, version)
         raw = encode(message, version)
+        assert run_steps(encode_in_steps(message, version)) == raw
         for buffer in (raw, bytearray(raw), memoryview(raw)):
             assert same(decode_exact(cls, version, buffer), message)
         shifted = memoryview(b"head" + raw + b"tail")

@@ -1,4 +1,4 @@
-"""Messages, and the four functions that turn them into bytes and back.
+"""Messages, and the functions that turn them into bytes and back.
 
 A message class names its API key, the versions its declaration covers and the first flexible version:
 
@@ -18,7 +18,15 @@ import struct
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from tidemill.errors import ProtocolError
-from tidemill.protocol.codegen import Decoder, Encoder, compile_decoder, compile_encoder, has_records
+from tidemill.protocol.codegen import (
+    Decoder,
+    Encoder,
+    StepEncoder,
+    compile_decoder,
+    compile_encoder,
+    compile_step_encoder,
+    has_records,
+)
 from tidemill.protocol.declarations import (
     FIRST_OWN_TAG,
     NO_UUID,
@@ -42,6 +50,7 @@ from tidemill.protocol.declarations import (
     field,
     replace,
 )
+from tidemill.protocol.steps import Steps
 from tidemill.protocol.wire import Buffer
 
 __all__ = [
@@ -73,6 +82,7 @@ __all__ = [
     "decode_exact",
     "decode_from",
     "encode",
+    "encode_in_steps",
     "encode_into",
     "field",
     "replace",
@@ -98,6 +108,7 @@ class Message(Struct):
     latest_version_unstable: ClassVar[bool]
     _decoders: ClassVar[dict[int, tuple[Decoder, bool]]]
     _encoders: ClassVar[dict[int, Encoder]]
+    _step_encoders: ClassVar[dict[int, StepEncoder]]
 
     def __init_subclass__(
         cls,
@@ -116,6 +127,7 @@ class Message(Struct):
         cls.latest_version_unstable = latest_version_unstable
         cls._decoders = {}
         cls._encoders = {}
+        cls._step_encoders = {}
 
     @classmethod
     def is_flexible(cls, version: int) -> bool:
@@ -184,6 +196,22 @@ def encode_into(message: Message, version: int, out: bytearray) -> None:
         raise ValueError(f"{type(message).__name__} v{version}: {error}") from None
 
 
+def encode_in_steps(message: Message, version: int) -> Steps[bytes]:
+    """As `encode`, in steps of some kilobytes."""
+    cls = type(message)
+    encoder = cls._step_encoders.get(version)
+    if encoder is None:
+        _check_encodable(cls, version)
+        encoder = cls._step_encoders[version] = compile_step_encoder(cls, version, cls.is_flexible(version))
+    out = bytearray()
+    try:
+        for _ in encoder(message, out):
+            yield None
+    except struct.error as error:
+        raise ValueError(f"{cls.__name__} v{version}: {error}") from None
+    return bytes(out)
+
+
 def _decoder(cls: type[Message], version: int) -> tuple[Decoder, bool]:
     if version not in cls.versions:
         raise ProtocolError(f"{cls.__name__} has no version {version}, only {_range_text(cls)}")
@@ -193,11 +221,15 @@ def _decoder(cls: type[Message], version: int) -> tuple[Decoder, bool]:
 
 
 def _encoder(cls: type[Message], version: int) -> Encoder:
-    if version not in cls.versions:
-        raise ValueError(f"{cls.__name__} has no version {version}, only {_range_text(cls)}")
+    _check_encodable(cls, version)
     compiled = compile_encoder(cls, version, cls.is_flexible(version))
     cls._encoders[version] = compiled
     return compiled
+
+
+def _check_encodable(cls: type[Message], version: int) -> None:
+    if version not in cls.versions:
+        raise ValueError(f"{cls.__name__} has no version {version}, only {_range_text(cls)}")
 
 
 def _range_text(cls: type[Any]) -> str:

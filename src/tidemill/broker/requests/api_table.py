@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tidemill.broker.net.request_order import Order, declare
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.pieces import Entries
 from tidemill.broker.requests.security import authorization
 from tidemill.protocol import api as apis
 from tidemill.protocol.schema import Request, Response, VersionRange
@@ -48,6 +49,8 @@ class Api:
     is_raw: bool
     gaps: tuple[str, ...]
     scope: Scope
+    # The list that is answered in pieces when it is long; None when the request is answered as a whole.
+    entries: Entries | None
 
 
 TABLE: dict[int, Api] = {}
@@ -60,8 +63,11 @@ def serves(
     gaps: Sequence[str] = (),
     scope: Scope = Scope.BROKER,
     independent_since: int | None = None,
+    entries: Entries | None = None,
 ) -> Callable[[Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]], Any]:
     """Register the handler of an API. `gaps` are behaviours of Kafka's that are missing, for the docs.
+
+    A long list of `entries` is given to the handler in pieces.
 
     `independent_since` is the first version that only nodes of the cluster send. What only controllers serve is independent
     anyway.
@@ -77,6 +83,7 @@ def serves(
             scope=scope,
             order=order,
             independent_since=independent_since,
+            entries=entries,
         )
         return handler
 
@@ -111,6 +118,7 @@ def _register(
     order: Order,
     independent_since: int | None = None,
     is_raw: bool = False,
+    entries: Entries | None = None,
 ) -> None:
     assert request.api_key not in TABLE, f"{request.__name__} is served twice"
     if request.api_key not in authorization.NEEDS:
@@ -129,5 +137,6 @@ def _register(
         is_raw,
         tuple(gaps),
         scope,
+        entries,
     )
     declare(request.api_key, order, independent_since)

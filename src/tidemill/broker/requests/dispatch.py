@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import NamedTuple
 
 from tidemill.broker.net.network import Peer
@@ -22,6 +22,7 @@ from tidemill.broker.net.request_order import Order, order_in
 from tidemill.broker.requests.api_table import TABLE, Api, Scope
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.pieces import Entries, PieceTurns, answer_in_pieces
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.security import authorization
 from tidemill.broker.requests.security.node_hosts import known_hosts
@@ -35,7 +36,8 @@ from tidemill.protocol.frames import (
     has_flexible_response_header,
     parse_request_header,
 )
-from tidemill.protocol.schema import Request, Response, decode, encode
+from tidemill.protocol.schema import Request, Response, decode, encode, encode_in_steps
+from tidemill.protocol.steps import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Dispatcher:
             for name, scope in scopes.items()
         }
         self._scopes = scopes
+        self._piece_turns = PieceTurns()
         # In the order in which they began: a set's order would differ from run to run.
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -111,23 +114,31 @@ class Dispatcher:
             broker = self._broker
             broker.lanes.claim(call.connection, lambda: known_hosts(broker, request))
         call.expect_reply()
+        if served.entries is not None and served.entries.is_more_than_a_piece(request):
+            self._answer_later(self._finish_in_pieces(served, served.entries, call, request))
+            return
         try:
-            if self._broker.authorizer is None:
-                result = served.handler(self._broker, call, request)  # type: ignore[call-arg]
-            else:
-                result = authorization.serve(self._broker, call, request, served.handler)  # type: ignore[arg-type]
+            result = self._serve(served, call, request)
         except Exception as error:
             self._failed(served, call, request, error)
             return
         if inspect.isawaitable(result):
             if call.usage is not None:
                 result = call.usage.timed(result)
-            task = asyncio.get_running_loop().create_task(self._finish(served, call, request, result))
-            self._tasks[task] = None
-            task.add_done_callback(self._tasks.pop)
+            self._answer_later(self._finish(served, call, request, result))
         else:
             assert isinstance(result, Response)
             self._answer(served, call, request, result)
+
+    def _serve(self, served: Api, call: Call, request: Request) -> Response | Awaitable[Response]:
+        if self._broker.authorizer is None:
+            return served.handler(self._broker, call, request)  # type: ignore[call-arg, return-value]
+        return authorization.serve(self._broker, call, request, served.handler)  # type: ignore[arg-type]
+
+    def _answer_later(self, finish: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(finish)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _finish(self, served: Api, call: Call, request: Request, result: Awaitable[Response]) -> None:
         try:
@@ -136,6 +147,35 @@ class Dispatcher:
             self._failed(served, call, request, error)
         else:
             self._answer(served, call, request, response)
+
+    async def _finish_in_pieces(self, served: Api, entries: Entries, call: Call, request: Request) -> None:
+        result: Awaitable[Response] = answer_in_pieces(
+            self._piece_turns,
+            entries,
+            request,
+            lambda piece: self._serve(served, call, piece),
+            lambda: call.is_wanted,
+        )
+        if call.usage is not None:
+            result = call.usage.timed(result)
+        try:
+            response = await result
+            _show_throttling(call, response)
+            body = await self._encoded(encode_in_steps(response, call.version))
+        except Exception as error:
+            self._failed(served, call, request, error)
+            return
+        if call.is_wanted:
+            call.respond((body,))
+
+    async def _encoded(self, steps: Steps[bytes]) -> bytes:
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                body: bytes = end.value
+                return body
+            await self._piece_turns.turn()
 
     def _answer(self, served: Api, call: Call, request: Request, response: Response) -> None:
         if not call.is_wanted:

@@ -16,7 +16,7 @@ a memoryview, so that records are never copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from tidemill.protocol.codegen.decoder import DecoderSource
@@ -25,6 +25,7 @@ from tidemill.protocol.declarations import ArrayOf, Kind, Primitive, Struct, fie
 
 Decoder: TypeAlias = Callable[[Any, int, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any, bytearray], None]
+StepEncoder: TypeAlias = Callable[[Any, bytearray], Iterator[None]]
 
 
 def compile_decoder(cls: type[Struct], version: int, flexible: bool) -> Decoder:
@@ -34,6 +35,11 @@ def compile_decoder(cls: type[Struct], version: int, flexible: bool) -> Decoder:
 
 def compile_encoder(cls: type[Struct], version: int, flexible: bool) -> Encoder:
     encoder: Encoder = EncoderSource(version, flexible).compile(cls)
+    return encoder
+
+
+def compile_step_encoder(cls: type[Struct], version: int, flexible: bool) -> StepEncoder:
+    encoder: StepEncoder = EncoderSource(version, flexible, in_steps=True).compile(cls)
     return encoder
 
 

@@ -1,7 +1,7 @@
-"""The source of encoders: `codec(m, out)`.
+"""The source of encoders: `codec(m, out)`. One that works in steps is a generator, which yields after some kilobytes.
 
 Names in generated code: `b` the last string or bytes, `n` the last length. Numbered by depth: `a0` lists, `s0` list
-elements, `t0` nested structs, `f0_1` whether tag 1 is written, `o0` a tagged field's own buffer.
+elements, `t0` nested structs, `f0_1` whether tag 1 is written, `o0` a tagged field's own buffer. `k` is where a step ends.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from tidemill.protocol.declarations import (
     field_specs,
 )
 
+_STEP_BYTES = 16 << 10
+
 
 class EncoderSource(Source):
     """Generates the source of an encoder."""
 
-    def __init__(self, version: int, flexible: bool) -> None:
+    def __init__(self, version: int, flexible: bool, *, in_steps: bool = False) -> None:
         super().__init__(version, flexible)
+        self.in_steps = in_steps
         self.out = "out"
         self.constants["write_uvarint"] = wire.write_uvarint
         self.constants["write_long_string"] = _write_long_string
@@ -35,8 +38,12 @@ class EncoderSource(Source):
         self.constants["bad_uuid"] = _bad_uuid
 
     def compile(self, cls: type[Struct]) -> Any:
+        if self.in_steps:
+            self.line(f"k = len(out) + {_STEP_BYTES}")
         self.struct(cls, "m", 0)
         self.flush()
+        if self.in_steps:
+            self.line("yield")
         if not self.lines:
             self.line("pass")
         return self.build("def codec(m, out):", f"<encode {cls.__name__} v{self.version}>")
@@ -125,8 +132,17 @@ class EncoderSource(Source):
             self.indent += 1
             self.value(element, f"s{depth}", False, name, depth + 1)
             self.flush()
+            if self.in_steps:
+                self.step_end()
             self.indent -= 1
         self.indent -= int(nullable)
+
+    def step_end(self) -> None:
+        self.line("if len(out) > k:")
+        self.indent += 1
+        self.line(f"k = len(out) + {_STEP_BYTES}")
+        self.line("yield")
+        self.indent -= 1
 
     def nested(self, cls: Any, source: str, nullable: bool, name: str, depth: int) -> None:
         var = source

@@ -34,6 +34,7 @@ from collections.abc import Iterable
 from tidemill.broker.requests.api_table import TABLE, Scope, serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.pieces import Entries
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.controller.image import PartitionImage, TopicImage
 from tidemill.controller.topics.topic_names import is_valid_topic_name
@@ -127,7 +128,10 @@ def _is_software_name(name: str, version: str) -> bool:
     )
 
 
-@serves(MetadataRequest)
+@serves(
+    MetadataRequest,
+    entries=Entries("topics", "topics", key=lambda topic: topic.name or topic.topic_id, piece_size=64),
+)
 def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
     """Topics that it may create are unknown in this answer, as in Kafka: the client asks again."""
     topics = request.topics

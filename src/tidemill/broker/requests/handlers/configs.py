@@ -30,6 +30,7 @@ from tidemill.broker.requests import loggers
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.pieces import Entries
 from tidemill.broker.requests.security.access import access_of
 from tidemill.config import (
     BrokerLayers,
@@ -97,7 +98,10 @@ class _Inherited(NamedTuple):
     texts: LayerTexts
 
 
-@serves(DescribeConfigsRequest)
+_RESOURCES = Entries("resources", "results", key=lambda each: (each.resource_type, each.resource_name))
+
+
+@serves(DescribeConfigsRequest, entries=_RESOURCES)
 def describe_configs(broker: Broker, call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     layers = broker.image.broker_layers(broker.config.node_id, broker.config.properties)
     inherited = _Inherited(layers, layers.texts())

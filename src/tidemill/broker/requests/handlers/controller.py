@@ -63,6 +63,7 @@ from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.broker.requests.mutations import refused_topics, trial_of, within_quota
+from tidemill.broker.requests.pieces import Entries
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.broker.requests.security.authorization import merged
 from tidemill.controller.controller import DECIDES
@@ -131,7 +132,13 @@ def _hide_configs(access: Access | None, response: admin.CreateTopicsResponse) -
             topic.configs = []
 
 
-@serves(admin.AlterConfigsRequest, scope=Scope.BOTH)
+# Each piece is a decision and a commit of its own.
+_RESOURCES = Entries(
+    "resources", "responses", key=lambda each: (each.resource_type, each.resource_name), piece_size=128
+)
+
+
+@serves(admin.AlterConfigsRequest, scope=Scope.BOTH, entries=_RESOURCES)
 @serves(
     admin.UpdateFeaturesRequest,
     scope=Scope.BOTH,
@@ -151,7 +158,7 @@ async def ask_controller(broker: Broker, call: Call, request: Request) -> Respon
     return await broker.controller.ask(request, call.version)
 
 
-@serves(admin.IncrementalAlterConfigsRequest, scope=Scope.BOTH)
+@serves(admin.IncrementalAlterConfigsRequest, scope=Scope.BOTH, entries=_RESOURCES)
 async def incremental_alter_configs(
     broker: Broker, call: Call, request: admin.IncrementalAlterConfigsRequest
 ) -> Response:

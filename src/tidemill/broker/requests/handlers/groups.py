@@ -100,6 +100,7 @@ from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.pieces import Entries
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.coordinator.shard import Caller, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
@@ -154,7 +155,7 @@ _ALL_GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
 ResponseT = TypeVar("ResponseT", bound=Response)
 
 
-@serves(FindCoordinatorRequest)
+@serves(FindCoordinatorRequest, entries=Entries("coordinator_keys", "coordinators"))
 async def find_coordinator(
     broker: Broker, call: Call, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
@@ -268,7 +269,7 @@ def ask_of_group(
     return ask_coordinator(broker, call, request.group_id, request)
 
 
-@serves(OffsetFetchRequest)
+@serves(OffsetFetchRequest, entries=Entries("groups", "groups", key=lambda group: group.group_id))
 async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) -> Response:
     access = access_of(broker, call.connection)
     if call.version < _BATCHED_FETCH_SINCE:
@@ -385,7 +386,7 @@ async def _confirm(broker: Broker, call: Call, request: TxnOffsetCommitRequest) 
     partition.appender.guards.check_writer(writer, guard)
 
 
-@serves(DescribeGroupsRequest)
+@serves(DescribeGroupsRequest, entries=Entries("groups", "groups"))
 async def describe_groups(
     broker: Broker, call: Call, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
@@ -398,7 +399,7 @@ async def describe_groups(
     return merged
 
 
-@serves(ConsumerGroupDescribeRequest)
+@serves(ConsumerGroupDescribeRequest, entries=Entries("group_ids", "groups"))
 async def consumer_group_describe(
     broker: Broker, call: Call, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
@@ -448,7 +449,7 @@ def show_operations(
             )
 
 
-@serves(DeleteGroupsRequest, versions=(0, 2))
+@serves(DeleteGroupsRequest, versions=(0, 2), entries=Entries("groups_names", "results"))
 async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     merged = DeleteGroupsResponse()
     for group_id in dict.fromkeys(request.groups_names):

@@ -27,6 +27,7 @@ from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.groups import asked, caller_of, show_operations
+from tidemill.broker.requests.pieces import Entries
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.share import (
@@ -57,7 +58,7 @@ from tidemill.types import TopicId, TopicPartition
 _UNSEEN_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
 
 
-@serves(ShareGroupDescribeRequest)
+@serves(ShareGroupDescribeRequest, entries=Entries("group_ids", "groups"))
 async def share_group_describe(
     broker: Broker, call: Call, request: ShareGroupDescribeRequest
 ) -> ShareGroupDescribeResponse:
@@ -111,7 +112,9 @@ async def delete_share_group_offsets(
         return error_response(request, call.version, error.code, error.message)
 
 
-@serves(DescribeShareGroupOffsetsRequest)
+@serves(
+    DescribeShareGroupOffsetsRequest, entries=Entries("groups", "groups", key=lambda group: group.group_id)
+)
 async def describe_share_group_offsets(
     broker: Broker, call: Call, request: DescribeShareGroupOffsetsRequest
 ) -> DescribeShareGroupOffsetsResponse:

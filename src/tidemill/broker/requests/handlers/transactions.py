@@ -35,6 +35,7 @@ from typing import cast
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.pieces import Entries
 from tidemill.broker.requests.security.access import access_of
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.listing import check_pattern
@@ -111,7 +112,7 @@ async def end_txn(broker: Broker, call: Call, request: EndTxnRequest) -> Respons
     )
 
 
-@serves(DescribeTransactionsRequest)
+@serves(DescribeTransactionsRequest, entries=Entries("transactional_ids", "transaction_states"))
 async def describe_transactions(
     broker: Broker, call: Call, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:

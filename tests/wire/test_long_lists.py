@@ -1,0 +1,60 @@
+"""A request that names very many things holds up no other connection."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.brokers import RunningBroker
+
+from .connection import Connection
+
+NAMES = [f"name-{number}" for number in range(20_000)]
+
+REQUESTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
+    "describe_configs": (4, {"resources": [{"resource_type": 32, "resource_name": name} for name in NAMES]}),
+    "describe_groups": (5, {"groups": NAMES}),
+    "consumer_group_describe": (0, {"group_ids": NAMES}),
+    "offset_fetch": (8, {"groups": [{"group_id": name, "topics": None} for name in NAMES]}),
+    "find_coordinator": (4, {"key_type": 0, "coordinator_keys": NAMES}),
+    "incremental_alter_configs": (
+        1,
+        {
+            "validate_only": True,
+            "resources": [
+                {
+                    "resource_type": 32,
+                    "resource_name": name,
+                    "configs": [
+                        {"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "46000"}
+                    ],
+                }
+                for name in NAMES
+            ],
+        },
+    ),
+}
+ANSWERED = {
+    "describe_configs": "results",
+    "find_coordinator": "coordinators",
+    "incremental_alter_configs": "responses",
+}
+
+
+@pytest.mark.parametrize("api", REQUESTS)
+def test_another_connection_is_answered_in_between(target: RunningBroker, api: str) -> None:
+    """The answers tell the order: ten of another connection are there before the one about 20,000 names."""
+    version, fields = REQUESTS[api]
+    with Connection(target) as busy, Connection(target) as other:
+        # The broker has the whole request before the other connection sends anything.
+        other.request("api_versions", 3, client_software_name="test", client_software_version="1")
+        asked = busy.start(api, version, **fields)
+        for _ in range(10):
+            other.request("api_versions", 3, client_software_name="test", client_software_version="1")
+        ready, _, _ = select.select([busy.socket], [], [], 0)
+        assert not ready, f"{api} of {len(NAMES)} names was answered before ten small requests"
+        answer = busy.finish(api, version, asked)
+    assert len(getattr(answer, ANSWERED.get(api, "groups"))) == len(NAMES)
