@@ -19,7 +19,6 @@ NO_TOPIC_ID = TopicId(bytes(16))
 NO_BROKER = BrokerId(-1)
 NO_LEADER_EPOCH = LeaderEpoch(-1)
 NO_OFFSET = -1
-NO_PRODUCER_ID = ProducerId(-1)
 NO_TIMESTAMP = -1
 
 

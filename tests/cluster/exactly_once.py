@@ -31,6 +31,7 @@ from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.errors import TidemillError
 from tidemill.sim.checks import exactly_once
 from tidemill.sim.checks.checker import Found
+from tidemill.sim.clients.fetching import message_of
 from tidemill.types import TopicPartition
 
 ck: Any = confluent_kafka
@@ -390,7 +391,7 @@ def read_topic(bootstrap: str, topic: str, isolation: str) -> tuple[list[Found],
             assert record is not None, f"{topic} cannot be read to its end, only {sorted(ends)}"
             place = TopicPartition(topic, record.partition())
             if record.error() is None:
-                message = exactly_once.message_of(record.value().lower())
+                message = message_of(record.value().lower())
                 found[place].append(Found(time.monotonic(), place, record.offset(), message))
             elif record.error().code() == ck.KafkaError._PARTITION_EOF:
                 ends[place] = record.offset()

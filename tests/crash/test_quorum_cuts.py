@@ -18,12 +18,12 @@ from tidemill.broker.quorum.log import MetadataLog
 from tidemill.broker.quorum.records import data_batch
 from tidemill.broker.quorum.snapshots import SnapshotFiles
 from tidemill.raft.log import SnapshotKey
-from tidemill.raft.voters import VoterSet
+from tidemill.raft.voters import ReplicaKey, Voter, VoterSet
 from tidemill.sim.platform.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point
 
 FOLDER = "/data/__cluster_metadata-0"
 NOW_MS = 1_700_000_000_000
-VOTERS = VoterSet.of_ids([1, 2, 3])
+VOTERS = VoterSet(Voter(ReplicaKey(each)) for each in (1, 2, 3))
 
 
 @dataclass

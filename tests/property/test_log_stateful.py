@@ -15,8 +15,10 @@ from tests.unit.log.batches import T0, ParsedBatch, append, batch, parse_segment
 from tidemill.config import TopicConfig
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log, OffsetOutOfRange
+from tidemill.log.time_search import search_time
 from tidemill.log.transactions import TransactionEnd, build_marker
 from tidemill.protocol.records import TRANSACTIONAL, Record, header_at, iterate_records, stamp
+from tidemill.protocol.steps import run_steps
 from tidemill.sim.platform.disk import SimulatedDisk
 
 CONFIG = TopicConfig(
@@ -255,7 +257,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(timestamp=times)
     def search_by_time(self, timestamp: int) -> None:
         wanted = [(r.timestamp, r.offset) for r in self._visible() if r.timestamp >= T0 + timestamp]
-        found = self.log.first_at_or_after(T0 + timestamp)
+        found = run_steps(search_time(self.log, T0 + timestamp))
         assert (found and (found.timestamp, found.offset)) == (wanted[0] if wanted else None)
 
     @rule()

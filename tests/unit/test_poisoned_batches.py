@@ -25,6 +25,7 @@ from tidemill.filters.language import parse
 from tidemill.filters.matching import compile_filter
 from tidemill.gateway.cluster.fetching import Chunk
 from tidemill.log.log import Log
+from tidemill.log.time_search import search_time
 from tidemill.protocol.record_walk import records_in_steps, select
 from tidemill.protocol.records import header_at, split_batches
 from tidemill.protocol.steps import run_steps
@@ -47,7 +48,7 @@ def _log_with(batch: bytes) -> Log:
 
 
 def _search_a_time(batch: bytes) -> None:
-    _log_with(batch).first_at_or_after(T0 + 1_000)
+    run_steps(search_time(_log_with(batch), T0 + 1_000))
 
 
 def _search_the_newest(batch: bytes) -> None:

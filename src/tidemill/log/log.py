@@ -34,7 +34,7 @@ from tidemill.log.segments.segment import (
     segment_name,
 )
 from tidemill.log.sync import SyncWork
-from tidemill.log.time_search import TimestampedOffset, search_newest, search_time
+from tidemill.log.time_search import TimestampedOffset, search_newest
 from tidemill.log.transactions import AbortedTransaction, TransactionEnd, build_marker
 from tidemill.protocol.records import CONTROL, LENGTH_PREFIX, BatchHeader, header_at, stamp
 from tidemill.protocol.steps import run_steps
@@ -501,9 +501,6 @@ class Log:
             if segment.txn_index.collect(offset, end_offset, found):
                 break
         return found
-
-    def first_at_or_after(self, timestamp: int) -> TimestampedOffset | None:
-        return run_steps(search_time(self, timestamp))
 
     def newest(self) -> TimestampedOffset | None:
         """The first record with the largest timestamp in the log."""

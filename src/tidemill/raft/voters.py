@@ -60,10 +60,6 @@ class VoterSet:
     def __init__(self, voters: Iterable[Voter]) -> None:
         self._voters = {voter.key.id: voter for voter in sorted(voters, key=lambda voter: voter.key)}
 
-    @classmethod
-    def of_ids(cls, ids: Iterable[int]) -> VoterSet:
-        return cls(Voter(ReplicaKey(voter_id)) for voter_id in ids)
-
     def __len__(self) -> int:
         return len(self._voters)
 

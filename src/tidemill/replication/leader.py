@@ -168,10 +168,6 @@ class PartitionLeader:
             self.followers[broker_id] = state
 
     @property
-    def is_pending(self) -> bool:
-        return self._proposal is not None
-
-    @property
     def maximal_isr(self) -> tuple[int, ...]:
         proposal = self._proposal
         return proposal.isr if proposal is not None and proposal.is_expansion else self.isr

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
 from tests.wire.batches import encode
 from tidemill.broker.node import Node
-from tidemill.broker.status.lag import PartitionLag, lags
+from tidemill.broker.status.lag import PartitionLag, lags_of
 from tidemill.client.admin.lag import lag_of
+
+
+def _lags(node: Node, group_id: str | None = None) -> Iterator[PartitionLag]:
+    for machine in node.broker.groups.runtime.machines():
+        for group in machine.groups.values():
+            if group_id is None or group.group_id == group_id:
+                yield from lags_of(machine, group, node.broker.replicas)
 
 
 async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -> None:
@@ -28,16 +36,16 @@ async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -
         member = await join(client, "billing", SESSION_MS)
         await _produce(client, 5)
         await _commit(client, member, 2)
-        assert list(lags(node.broker.groups, node.broker.replicas)) == [
+        assert list(_lags(node)) == [
             PartitionLag("billing", "Stable", "orders", 0, committed_offset=2, start_offset=0, end_offset=5)
         ]
         await _produce(client, 4)
-        (found,) = lags(node.broker.groups, node.broker.replicas, "billing")
+        (found,) = _lags(node, "billing")
         assert found.lag == 7
         await _commit(client, member, 9)
-        (found,) = lags(node.broker.groups, node.broker.replicas, "billing")
+        (found,) = _lags(node, "billing")
         assert found.lag == 0
-        assert list(lags(node.broker.groups, node.broker.replicas, "somebody else")) == []
+        assert list(_lags(node, "somebody else")) == []
     finally:
         await client.close()
         await node.stop()
@@ -61,13 +69,13 @@ async def test_a_partition_without_a_commit_is_all_unread(tmp_path: Path) -> Non
         await _produce(client, 5)
         await _produce(client, 4, partition=1)
         await _commit(client, member, 5)
-        found = list(lags(node.broker.groups, node.broker.replicas, "billing"))
+        found = list(_lags(node, "billing"))
         assert [(each.partition, each.committed_offset, each.lag) for each in found] == [
             (0, 5, 0),
             (1, None, 4),
         ]
         await _commit(client, member, 1, partition=1)
-        found = list(lags(node.broker.groups, node.broker.replicas, "billing"))
+        found = list(_lags(node, "billing"))
         assert [each.lag for each in found] == [0, 3]
     finally:
         await client.close()

@@ -31,7 +31,7 @@ from tidemill.raft.events import Event
 from tidemill.raft.log import SnapshotKey
 from tidemill.raft.roles import Follower, Leader, Prospective, Resigned, Unattached
 from tidemill.raft.state import QuorumConfig
-from tidemill.raft.voters import ReplicaKey, VoterSet
+from tidemill.raft.voters import ReplicaKey, Voter, VoterSet
 
 T = TypeVar("T")
 
@@ -186,9 +186,9 @@ def test_a_vote_for_another_cluster_changes_nothing() -> None:
 
 
 def test_fixed_voter_set_rejects_unknown_candidates_and_dynamic_accepts() -> None:
-    assert vote_part(Bench(VoterSet.of_ids([1, 2, 3])).step(vote_event(9, 5))).error_code == (
-        ErrorCode.INCONSISTENT_VOTER_SET
-    )
+    assert vote_part(
+        Bench(VoterSet(Voter(ReplicaKey(each)) for each in (1, 2, 3))).step(vote_event(9, 5))
+    ).error_code == (ErrorCode.INCONSISTENT_VOTER_SET)
     assert vote_part(Bench().step(vote_event(9, 5))).vote_granted
 
 

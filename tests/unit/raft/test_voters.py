@@ -16,7 +16,7 @@ def test_voter_with_new_directory_id_is_another_replica() -> None:
 
 
 def test_a_configured_set_matches_by_id_and_cannot_change() -> None:
-    voters = VoterSet.of_ids([1, 2])
+    voters = VoterSet(Voter(ReplicaKey(each)) for each in (1, 2))
     assert voters.has(replica(2))
     assert not voters.is_dynamic
     assert voter_set(1, 2).is_dynamic

@@ -306,7 +306,7 @@ def test_refused_member_is_proposed_again_later() -> None:
     (proposal,) = led.fetch(3, 0)
     assert isinstance(proposal, ProposeIsr)
     assert led.machine.isr_refused(proposal, ErrorCode.INELIGIBLE_REPLICA) == [ReconsiderLater()]
-    assert not led.machine.is_pending
+    assert led.machine._proposal is None
     assert led.check() == [proposal]
 
 
@@ -315,7 +315,7 @@ def test_undecided_proposal_is_sent_again() -> None:
     (proposal,) = led.fetch(3, 0)
     assert isinstance(proposal, ProposeIsr)
     assert led.machine.isr_refused(proposal, ErrorCode.UNKNOWN_SERVER_ERROR) == [proposal]
-    assert led.machine.is_pending
+    assert led.machine._proposal is not None
 
 
 def test_answer_to_earlier_proposal_is_ignored() -> None:
@@ -332,7 +332,7 @@ def test_answer_to_earlier_proposal_is_ignored() -> None:
     (second,) = led.check()
     assert isr_of(second) == [1, 2]
     assert led.commit(first) == []
-    assert led.machine.is_pending
+    assert led.machine._proposal is not None
     assert led.machine.high_watermark == 10
     assert led.commit(second, partition_epoch=9) == [AdvanceHighWatermark(20)]
 

@@ -6,7 +6,8 @@ import pytest
 
 from tidemill.sim.checks import exactly_once
 from tidemill.sim.checks.checker import Found, MessageId
-from tidemill.sim.checks.exactly_once import Logs, check, message_of
+from tidemill.sim.checks.exactly_once import Logs, check
+from tidemill.sim.clients.fetching import message_of
 from tidemill.types import TopicPartition
 
 

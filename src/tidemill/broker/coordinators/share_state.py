@@ -8,7 +8,6 @@ gets an empty response.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -44,8 +43,6 @@ from tidemill.protocol.share_state import (
     StateBatch,
 )
 from tidemill.types import TopicId
-
-logger = logging.getLogger(__name__)
 
 
 class ShareCoordinators:

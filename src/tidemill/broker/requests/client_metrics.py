@@ -245,10 +245,6 @@ class ClientMetrics:
             for (name, attributes), value in client.series.items()
         ]
 
-    @property
-    def client_count(self) -> int:
-        return len(self._clients)
-
 
 def is_reserved(instance_id: bytes) -> bool:
     return instance_id in _RESERVED_IDS

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tidemill.broker.coordinators.groups import GroupCoordinators
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.client.admin.lag import lag_of, partitions_to_read
 from tidemill.coordinator.groups.group import Group
@@ -32,16 +31,6 @@ class PartitionLag(NamedTuple):
     @property
     def lag(self) -> int | None:
         return lag_of(self.committed_offset, self.start_offset, self.end_offset)
-
-
-def lags(
-    groups: GroupCoordinators, replicas: Replicas, group_id: str | None = None
-) -> Iterator[PartitionLag]:
-    """Of one group, or of all that are coordinated here."""
-    for machine in groups.runtime.machines():
-        for group in machine.groups.values():
-            if group_id is None or group.group_id == group_id:
-                yield from lags_of(machine, group, replicas)
 
 
 def lags_of(machine: Groups, group: Group, replicas: Replicas) -> Iterator[PartitionLag]:

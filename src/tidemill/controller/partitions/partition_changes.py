@@ -34,7 +34,6 @@ from tidemill.types import NO_BROKER, BrokerId, TopicId
 
 RECOVERED = 0
 RECOVERING = 1
-_LEADER_UNCHANGED = -2
 
 Ids = tuple[BrokerId, ...]
 

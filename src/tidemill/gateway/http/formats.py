@@ -1,15 +1,13 @@
-"""Keys and values between JSON and bytes: `binary` is base64, `json` any document, `string` UTF-8 text.
+"""Encodes the keys and values of requests: `binary` is base64, `json` any document, `string` UTF-8 text.
 
 `null` is no bytes at all in every format, which is a tombstone as a value. JSON is written compactly, members in the
-order they came in. Decoding never fails: bytes that are not in the requested format raise `Undecodable`, which says
-so.
+order they came in.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping, Set
 from enum import StrEnum
 from typing import Any
@@ -28,10 +26,6 @@ class Kind(StrEnum):
     STRING = "string"
 
 
-class Undecodable(ValueError):
-    """Bytes in the log that are not in the requested format."""
-
-
 def encode(kind: Kind, data: Any, where: str) -> bytes | None:
     """`where` names the field, for the message of the 422 that wrong data gets."""
     if data is None:
@@ -42,20 +36,6 @@ def encode(kind: Kind, data: Any, where: str) -> bytes | None:
         case Kind.STRING:
             return text(data, where).encode()
     return from_base64(text(data, where), where)
-
-
-def decode(kind: Kind, data: bytes | None) -> Any:
-    if data is None:
-        return None
-    match kind:
-        case Kind.BINARY:
-            return base64.b64encode(data).decode()
-        case Kind.STRING:
-            return data.decode("utf-8", "replace")
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Undecodable(f"the record is not JSON: {error}") from None
 
 
 def from_base64(given: str, where: str) -> bytes:

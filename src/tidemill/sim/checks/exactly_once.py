@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tidemill.sim.checks.checker import Found, MessageId, Violation
+from tidemill.sim.checks.checker import Found, Violation
 
 _NAMED_MAX = 5
 
@@ -104,12 +104,6 @@ RULES: tuple[Callable[[Logs], Iterator[str]], ...] = (
     order_is_kept,
     committed_is_part_of_the_log,
 )
-
-
-def message_of(value: bytes) -> MessageId:
-    """Parse `producer/number`."""
-    producer, _, number = value.decode().rpartition("/")
-    return MessageId(producer, int(number))
 
 
 def _place(found: Found) -> str:

@@ -69,7 +69,6 @@ from tidemill.types import TopicId
 # Bit n stands for operation n of Kafka's AclOperation; without ACLs every operation is allowed.
 _ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 _ALL_CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-_UNKNOWN_OPERATIONS = -0x80000000
 _KRAFT_VERSION = "kraft.version"
 # First versions, as in the ledger above.
 _SOFTWARE_NAMES_SINCE = 3

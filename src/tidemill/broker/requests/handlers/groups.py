@@ -94,7 +94,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.requests.api_table import serves
@@ -151,8 +151,6 @@ _TXN_COMMIT_ABORTABLE_SINCE = 4
 _TXN_COMMIT_ADDS_SINCE = 5
 # READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, as bits.
 _ALL_GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
-
-ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 @serves(FindCoordinatorRequest, entries=Entries("coordinator_keys", "coordinators"))
