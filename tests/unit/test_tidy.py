@@ -78,7 +78,10 @@ def test_nothing_is_left_for_later(path: Path) -> None:
 
 # -- what the repository points at ---------------------------------------------------------------------------
 
-_CITATION = re.compile(r"\bfailures? (\d+)\b|failure_(\d+)")
+# "failure 4", "failures 11 and 13", "failures 11, 12 and 13", failure_04.
+_CITATION = re.compile(r"\bfailures? (\d+(?:(?:, | and )\d+)*)\b|failure_(\d+)")
+# Failures of tiered storage and of links between clusters. Every other feature is built.
+_NOT_BUILT = {39, 40, 41, 42}
 _ROW = re.compile(r"^\| (\d+) \|.*\| ([^|]*) \|$", re.MULTILINE)
 
 
@@ -96,8 +99,8 @@ def test_every_failure_that_is_cited_is_on_the_page() -> None:
         if path == Path(__file__):
             continue
         for cited in _CITATION.finditer(path.read_text()):
-            number = int(cited[1] or cited[2])
-            assert number in covered, f"{path.relative_to(ROOT)} cites failure {number}"
+            for number in re.findall(r"\d+", cited[0]):
+                assert int(number) in covered, f"{path.relative_to(ROOT)} cites failure {number}"
 
 
 def test_every_failure_on_the_page_has_the_tests_that_it_names() -> None:
@@ -112,6 +115,7 @@ def test_every_failure_on_the_page_has_the_tests_that_it_names() -> None:
         assert tests, f"failure {number} has no test"
         assert covered[number] == ", ".join(sorted(tests)), f"docs/failures.md, failure {number}"
     assert not waiting & set(covered), "a failure has tests or waits for its feature"
+    assert waiting <= _NOT_BUILT, "the feature is built: its failures have tests"
 
 
 def test_the_index_of_decisions_is_complete() -> None:

@@ -242,13 +242,16 @@ def test_thousands_of_half_handshakes_leave_others_served(
     assert secured.log().count("\n") < 100
 
 
-def test_new_certificate_is_used_without_a_restart_and_open_connections_live_on(secured: Secured) -> None:
-    def serial(connection: socket.socket) -> object:
-        assert isinstance(connection, ssl.SSLSocket)
-        certificate = connection.getpeercert()
-        assert certificate is not None
-        return certificate["serialNumber"]
+def serial(connection: socket.socket) -> object:
+    assert isinstance(connection, ssl.SSLSocket)
+    certificate = connection.getpeercert()
+    assert certificate is not None
+    return certificate["serialNumber"]
 
+
+def test_failure_44_new_certificate_is_used_without_a_restart_and_open_connections_live_on(
+    secured: Secured,
+) -> None:
     door = secured.at("SSL", secured.context())
     with Connection(door) as old:
         before = serial(old.socket)
@@ -265,6 +268,26 @@ def test_new_certificate_is_used_without_a_restart_and_open_connections_live_on(
         secured.told("listener SSL keeps its old certificates")
         assert is_served(door)
     shutil.copy(secured.authority.issue("again"), secured.certificate)
+
+
+def test_failure_44_expired_certificate_is_served_only_until_it_is_replaced(secured: Secured) -> None:
+    door = secured.at("SSL", secured.context())
+
+    def is_refused() -> bool:
+        try:
+            return not is_served(door)
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message == "certificate has expired"
+
+    with Connection(door) as old:
+        shutil.move(secured.authority.issue("expired", is_expired=True), secured.certificate)
+        eventually(is_refused, "the expired certificate, which clients refuse")
+        assert old.request("api_versions", 2).api_keys
+        shutil.move(secured.authority.issue("renewed"), secured.certificate)
+        eventually(lambda: not is_refused(), "the certificate that replaces it")
+        assert old.request("api_versions", 2).api_keys
+        with Connection(door) as new:
+            assert serial(new.socket) != serial(old.socket)
 
 
 # -- SASL --------------------------------------------------------------------------------------------------------
