@@ -41,9 +41,12 @@ class Requests:
 
     def _handle(self, handle: Callable[[int], None]) -> Any:
         self._last_token = self._handled = self._last_token + 1
-        handle(self._handled)
-        answer, self._answered_now = self._answered_now, _NOT_YET
-        self._handled = NO_TOKEN
+        try:
+            handle(self._handled)
+        finally:
+            # Also when it raises: an answer that it gave before is not the next request's.
+            answer, self._answered_now = self._answered_now, _NOT_YET
+            self._handled = NO_TOKEN
         if isinstance(answer, ApiError):
             raise answer
         return answer
