@@ -1,4 +1,7 @@
-"""The seam to time: the broker reads the wall clock and the steady clock here, not from the operating system."""
+"""The seam to time: the broker reads the wall clock and the steady clock here, not from the operating system.
+
+How long requests keep the processor busy is measured with `perf_counter`, outside of this seam (`platform.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The operating system as a node sees it: files, network, clock, random numbers, and threads for what blocks.
 
 These are the seams. A real node gets `real_platform`; a simulated one gets a disk, a network and a clock that are
-made up, and runs what blocks in virtual time. Nothing else in the broker reaches for the operating system.
+made up, and runs what blocks in virtual time. Measurements of the process do not go through them: the time that a request
+takes on the loop (`requests/calls.py`, `requests/quotas.py`) and the figures of `status/` come from the operating system.
 """
 
 from __future__ import annotations
