@@ -10,23 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim import planted_transactions, planted_two_phase, test_failures
+from tests.sim import test_failures
 from tests.sim import test_transaction_failures as courses
 from tests.sim import test_two_phase_failures as two_phase_courses
-from tests.sim.planted import (
+from tests.sim.planted import transactions, two_phase
+from tests.sim.planted.bugs import (
     BUGS,
     Bug,
     commits_are_answered_before_replication,
     planted,
     stale_broker_epoch_is_accepted,
 )
-from tests.sim.planted_delays import DELAY_BUGS, DELAY_COURSES
-from tests.sim.planted_guards import GUARD_BUGS
-from tests.sim.planted_shares import SHARE_BUGS, SHARE_COURSES
-from tests.sim.planted_shrinking import SHRINKING_BUGS, SHRINKING_COURSES
-from tests.sim.planted_transactions import TRANSACTION_BUGS
-from tests.sim.planted_two_phase import TWO_PHASE_BUGS
-from tests.sim.planted_views import VIEW_BUGS, VIEW_COURSES
+from tests.sim.planted.delays import DELAY_BUGS, DELAY_COURSES
+from tests.sim.planted.guards import GUARD_BUGS
+from tests.sim.planted.shares import SHARE_BUGS, SHARE_COURSES
+from tests.sim.planted.shrinking import SHRINKING_BUGS, SHRINKING_COURSES
+from tests.sim.planted.transactions import TRANSACTION_BUGS
+from tests.sim.planted.two_phase import TWO_PHASE_BUGS
+from tests.sim.planted.views import VIEW_BUGS, VIEW_COURSES
 from tidemill.sim.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,50 +135,50 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
         ),
     ),
     (
-        Bug("nothing is verified", planted_transactions.nothing_is_verified),
+        Bug("nothing is verified", transactions.nothing_is_verified),
         lambda: courses.test_failure_06_a_late_write_arrives_after_the_abort(False),
     ),
     (
-        Bug("ends are taken whatever their epoch", planted_transactions.ends_are_taken_whatever_their_epoch),
+        Bug("ends are taken whatever their epoch", transactions.ends_are_taken_whatever_their_epoch),
         lambda: courses.test_failure_07_a_delayed_end_does_not_decide_a_later_transaction(True),
     ),
     (
-        Bug("late markers are accepted", planted_transactions.late_markers_are_accepted),
+        Bug("late markers are accepted", transactions.late_markers_are_accepted),
         lambda: courses.test_failure_07_a_late_marker_does_not_end_a_later_transaction(True),
     ),
     (
         Bug(
             "markers of a stale coordinator are accepted",
-            planted_transactions.markers_of_a_stale_coordinator_are_accepted,
+            transactions.markers_of_a_stale_coordinator_are_accepted,
         ),
         courses.test_failure_07_a_marker_of_an_earlier_coordinator_ends_nothing,
     ),
     (
         Bug(
             "a new coordinator forgets what was decided",
-            planted_transactions.a_new_coordinator_forgets_what_was_decided,
+            transactions.a_new_coordinator_forgets_what_was_decided,
         ),
         lambda: courses.test_failure_12_the_coordinator_moves_after_the_decision(True, True),
     ),
     (
-        Bug("who wrote it may still end it", planted_two_phase.who_wrote_it_may_still_end_it),
+        Bug("who wrote it may still end it", two_phase.who_wrote_it_may_still_end_it),
         lambda: two_phase_courses.test_original_producer_cannot_end_transaction_after_takeover(False),
     ),
     (
         Bug(
             "a new coordinator forgets who took over",
-            planted_two_phase.a_new_coordinator_forgets_who_took_over,
+            two_phase.a_new_coordinator_forgets_who_took_over,
         ),
         lambda: two_phase_courses.test_original_producer_cannot_end_transaction_after_takeover(True),
     ),
     (
-        Bug("a takeover leaves the timeout on", planted_two_phase.a_takeover_leaves_the_timeout_on),
+        Bug("a takeover leaves the timeout on", two_phase.a_takeover_leaves_the_timeout_on),
         two_phase_courses.test_what_was_taken_over_in_two_phases_does_not_time_out,
     ),
     (
         Bug(
             "decisions are read up to the high watermark",
-            planted_two_phase.decisions_are_read_up_to_the_high_watermark,
+            two_phase.decisions_are_read_up_to_the_high_watermark,
         ),
         two_phase_courses.test_a_decision_is_not_overlooked_at_a_leader_that_was_replaced,
     ),

@@ -1,4 +1,4 @@
-"""Bugs of delayed records, planted as in `planted.py`: too early, twice, never, or shown while they wait."""
+"""Bugs of delayed records, planted as in `bugs.py`: too early, twice, never, or shown while they wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace as replace_
 
 from tests.sim import test_delay_failures as courses
-from tests.sim.planted import ROUGH, Bug, Replace
+from tests.sim.planted.bugs import ROUGH, Bug, Replace
 from tidemill.broker.partitions.delivery import DelayedDelivery
 from tidemill.broker.requests.handlers import fetch
 from tidemill.delays import snapshot

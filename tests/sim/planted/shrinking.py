@@ -1,4 +1,4 @@
-"""Bugs of topics that get fewer partitions, planted as in `planted.py`: retries that are not found, order that is lost."""
+"""Bugs of topics that get fewer partitions, planted as in `bugs.py`: retries that are not found, order that is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace as replace_
 from typing import Any
 
-from tests.sim.planted import ROUGH, Bug, Replace
+from tests.sim.planted.bugs import ROUGH, Bug, Replace
 from tests.unit.broker import test_shrinking as brokers
 from tests.unit.broker.replica_world import World
 from tests.unit.controller import test_fewer_partitions as controllers

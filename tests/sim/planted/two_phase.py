@@ -1,12 +1,12 @@
-"""Mistakes that two-phase commits can hide (KIP-939), to be planted as those of `planted.py`: each has to be found."""
+"""Mistakes that two-phase commits can hide (KIP-939), to be planted as those of `bugs.py`: each has to be found."""
 
 from __future__ import annotations
 
 from dataclasses import replace as replace_
 from typing import Any
 
-from tests.sim.planted import Bug, Replace
-from tests.sim.planted_transactions import TRANSACTIONAL
+from tests.sim.planted.bugs import Bug, Replace
+from tests.sim.planted.transactions import TRANSACTIONAL
 from tidemill.coordinator.transactions import machine as transactions
 from tidemill.coordinator.transactions import records as transaction_records
 from tidemill.coordinator.transactions import rules as transaction_rules

@@ -1,4 +1,4 @@
-"""Mistakes that transactions can hide, to be planted as those of `planted.py`: each has to be found.
+"""Mistakes that transactions can hide, to be planted as those of `bugs.py`: each has to be found.
 
 Most of them do nothing on a quiet day: they need a late request, a zombie, a coordinator that moves, or a replica that takes
 over.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace as replace_
 from typing import Any
 
-from tests.sim.planted import Bug, Replace
+from tests.sim.planted.bugs import Bug, Replace
 from tidemill.broker.coordinators import verification
 from tidemill.coordinator.groups import offsets
 from tidemill.coordinator.transactions import machine as transactions

@@ -1,11 +1,11 @@
-"""Bugs of views, planted as in `planted.py`: a filtered read that shows too much, too little, or forgets where it is."""
+"""Bugs of views, planted as in `bugs.py`: a filtered read that shows too much, too little, or forgets where it is."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
 
-from tests.sim.planted import ROUGH, Bug, Replace
+from tests.sim.planted.bugs import ROUGH, Bug, Replace
 from tests.unit.log import test_tag_index as indexes
 from tests.unit.log import test_tag_index_files as index_files
 from tidemill.broker.partitions.partition import Partition

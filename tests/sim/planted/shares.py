@@ -1,4 +1,4 @@
-"""Bugs of share groups, planted as in `planted.py`: acknowledgements that get lost, records that go to two members."""
+"""Bugs of share groups, planted as in `bugs.py`: acknowledgements that get lost, records that go to two members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace as replace_
 from inspect import signature
 from typing import Any
 
-from tests.sim.planted import ROUGH, Bug, Replace
+from tests.sim.planted.bugs import ROUGH, Bug, Replace
 from tests.unit.broker import test_share_dead_letters as letters
 from tests.unit.broker import test_share_fetch as leaders
 from tests.unit.broker.replica_world import World

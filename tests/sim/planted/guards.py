@@ -1,4 +1,4 @@
-"""Mistakes of authentication and authorisation, to be planted as those of `planted.py`: each has to be found."""
+"""Mistakes of authentication and authorisation, to be planted as those of `bugs.py`: each has to be found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace as replace_
 from typing import Any
 
-from tests.sim.planted import ROUGH, Bug, Replace
+from tests.sim.planted.bugs import ROUGH, Bug, Replace
 from tidemill.broker.node import Node
 from tidemill.broker.quorum import driver
 from tidemill.broker.requests.context import Broker
