@@ -78,7 +78,7 @@ class _Item(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """What has gathered for one broker, and whether a request to it is under way."""
+    """The markers that wait for one broker, and the request to it that is under way."""
 
     items: list[_Item] = field(default_factory=list)
     task: asyncio.Task[None] | None = None

@@ -24,7 +24,7 @@ _Partition = tuple[TopicId, int]
 
 
 class ShareStates(Protocol):
-    """What group coordinators need of `ShareStateClient`. Every call raises `ApiError`."""
+    """The part of `ShareStateClient` that group coordinators use. Every call raises `ApiError`."""
 
     async def initialize(self, key: SharePartitionKey, state_epoch: int, start_offset: int) -> None: ...
 

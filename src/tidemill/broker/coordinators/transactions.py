@@ -164,7 +164,7 @@ class TransactionCoordinators:
     async def _add_partitions(
         self, request: AddPartitionsToTxnRequest, caller: Caller
     ) -> AddPartitionsToTxnResponse:
-        """When one of the partitions does not exist, the others of its transaction are not added either."""
+        """Adds the partitions of one transaction: all of them, or none when one does not exist."""
         transaction = added_transaction(request, caller.api_version)
         errors = {tp: self._addable(tp, caller) for tp in added_partitions(transaction)}
         if any(code is not ErrorCode.OPERATION_NOT_ATTEMPTED for code in errors.values()):

@@ -58,7 +58,7 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """What has gathered for one coordinator, and whether a request to it is under way."""
+    """The questions that wait for one coordinator, and the request to it that is under way."""
 
     questions: list[_Question] = field(default_factory=list)
     task: asyncio.Task[None] | None = None

@@ -60,7 +60,7 @@ class LongWork:
             await asyncio.wait([self._task], timeout=left_s)
 
     def close(self) -> None:
-        """What is under way or waits is given up."""
+        """Gives up the work that is under way and the work that waits."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()

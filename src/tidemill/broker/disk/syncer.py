@@ -19,7 +19,7 @@ Done = Callable[[OSError | None], None]
 
 
 class Work(Protocol):
-    """What makes a log durable up to `end_offset`; safe to do in another thread."""
+    """Makes a log durable up to `end_offset`; safe to run in another thread."""
 
     @property
     def end_offset(self) -> int: ...

@@ -17,7 +17,7 @@ LATENCY_BOUNDS_S = (
 
 
 class Histogram:
-    """How many of the observed seconds lie up to each bound, and above the last."""
+    """Counts observed seconds by bucket: up to each bound, and above the last."""
 
     __slots__ = ("_counts", "_new", "_sum_s", "observe")
 
@@ -63,7 +63,7 @@ class Histogram:
         return copied
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What was observed after `earlier` was copied from it."""
+        """Returns the observations made after `earlier` was copied from this one."""
         difference = Histogram()
         difference._counts = [now - before for now, before in zip(self.counts, earlier.counts, strict=True)]
         difference._sum_s = self.sum_s - earlier.sum_s
@@ -82,7 +82,7 @@ def quantile(histogram: Histogram, share: float) -> float:
 
 
 class TopicCounts:
-    """Of one topic, in all of its partitions that are or were here."""
+    """The counters of one topic, over all of its partitions that are or were here."""
 
     __slots__ = (
         "batches_passed_on",
@@ -184,6 +184,6 @@ class Recent:
         }
 
     def idle_share(self, now_s: float, loop_cpu_s: float) -> float:
-        """How much of the time the loop's thread did not compute."""
+        """Returns the share of the time in which the loop's thread did not compute."""
         passed_s = now_s - self._before[0]
         return 1.0 if passed_s <= 0 else min(1.0, max(0.0, 1.0 - (loop_cpu_s - self._before[1]) / passed_s))

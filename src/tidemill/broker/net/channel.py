@@ -135,7 +135,7 @@ class Channel:
         timeout_s: float,
         version_max: int | None = None,
     ) -> None:
-        """Ask; one of the two is called later, never from inside this call.
+        """Sends a request. Later calls exactly one of `on_body` and `on_failed`.
 
         `on_body` gets the version that was spoken and the response behind its header; its bytes are valid until it returns.
         A message whose later versions mean something else is asked at `version_max` at most. A version that is not stable
@@ -178,7 +178,7 @@ class Channel:
     # -- the link --------------------------------------------------------------------------------------------
 
     def _open_link(self) -> None:
-        """Now, or when the pause after a failure is over."""
+        """Opens the link at once, or after the reconnect backoff."""
         if self._link is not None or self._connect_timer is not None:
             return
         if self._loop.time() < self._connect_at_s:

@@ -38,7 +38,7 @@ class RunBlocking(Protocol):
 
 
 class Exchange(Protocol):
-    """How one request of the login reaches the peer and its answer comes back."""
+    """Sends one request of the login to the peer and returns its answer."""
 
     def __call__(self, request: Request, version: int, answer: type[Response], /) -> Awaitable[Any]: ...
 
@@ -111,7 +111,7 @@ def link_security(
     run_blocking: RunBlocking,
     new_nonce: Callable[[], str],
 ) -> LinkSecurity | None:
-    """Of links to that listener of other nodes; None where nothing is secured."""
+    """Returns the security of links to that listener of other nodes; None where nothing is secured."""
     security = listeners.get(name)
     if security is None or (security.tls is None and security.login is None):
         return None

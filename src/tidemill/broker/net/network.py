@@ -46,7 +46,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """What a peer goes through before its requests are handled."""
+    """The checks that a peer passes before its requests are handled."""
 
     # The contexts of the listener, where it has TLS.
     tls: TlsContexts | None = None
@@ -80,7 +80,7 @@ class Peer(Protocol):
     def is_closed(self) -> bool: ...
     @property
     def received_s(self) -> float:
-        """When the last bytes of the request came, by `perf_counter`."""
+        """The time at which the last bytes of the request came, by `perf_counter`."""
 
     @property
     def close_callbacks(self) -> list[Callable[[], None]]: ...

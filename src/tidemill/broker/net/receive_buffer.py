@@ -34,7 +34,7 @@ class ReceiveBuffer:
         self._needed = 4
 
     def receive_from(self, sock: ByteSocket) -> int:
-        """How many bytes came; 0 at the end of the stream. Call it when no whole frame is left, and after `make_room`."""
+        """Returns the number of bytes received; 0 at the end. Call it when no whole frame is left, and after `make_room`."""
         assert self._end < self._receive_end, "without room a read would look like the end of the stream"
         received = sock.recv_into(self._view[self._end : self._receive_end])
         self._end += received

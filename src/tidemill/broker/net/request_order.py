@@ -21,7 +21,7 @@ _KEY_AND_VERSION = struct.Struct(">hh")
 
 
 class Order(Enum):
-    """What a request waits for, and what waits for it."""
+    """The order of requests on a connection: which others a request waits for, and which wait for it."""
 
     ALONE = 1
     PRODUCE = 2
@@ -52,7 +52,7 @@ def order_in(api_key: int, version: int) -> Order:
 
 
 def order_of(frame: memoryview) -> Order:
-    """What the request in a frame waits for; one that will be refused waits for nothing."""
+    """Returns the order of the request in a frame; one that will be refused waits for nothing."""
     if len(frame) < _KEY_AND_VERSION.size:
         return Order.INDEPENDENT
     return order_in(*_KEY_AND_VERSION.unpack_from(frame))

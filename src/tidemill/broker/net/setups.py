@@ -45,7 +45,7 @@ class Setups:
         return number
 
     def end(self, number: int) -> None:
-        """Of a setup that is done, failed or given up."""
+        """Forgets a setup that is done, failed or given up."""
         setup = self._setups.pop(number, None)
         if setup is None:
             return

@@ -359,7 +359,7 @@ class TlsLink(SocketLink):
                 return
 
     def _write(self, sock: ByteSocket, data: bytes | bytearray | memoryview) -> int:
-        """What did not fit is repeated with the same bytes first, as OpenSSL wants it."""
+        """Sends bytes. Those that did not fit are sent again first and unchanged, as OpenSSL requires."""
         try:
             return sock.send(data)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

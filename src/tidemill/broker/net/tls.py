@@ -54,7 +54,7 @@ _REFUSALS = {
 
 
 class HandshakeFailed(TidemillError):
-    """Why; empty when the peer simply went away."""
+    """A TLS handshake failed; the message is the reason, empty when the peer simply went away."""
 
 
 async def accept_tls(
@@ -323,7 +323,7 @@ class TlsConnection(Connection):
         self.last_active_s = perf_counter()
 
     def _next_chunk(self) -> memoryview:
-        """What is next in the queue, joined: a response's header and its first records make one record of TLS."""
+        """Returns the next bytes of the queue, joined: a response's header and its first records make one TLS record."""
         outgoing = self._outgoing
         pieces: list[bytes | bytearray | memoryview] = []
         room = _CHUNK_BYTES

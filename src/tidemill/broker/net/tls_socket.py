@@ -82,7 +82,7 @@ class TlsSocket:
     # -- data ------------------------------------------------------------------------------------------------
 
     def recv_into(self, view: memoryview) -> int:
-        """How many bytes were decrypted, 0 at the end of the stream. It receives from the kernel at most once."""
+        """Returns the number of bytes decrypted, 0 at the end of the stream. Receives from the kernel at most once."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -129,7 +129,7 @@ class TlsSocket:
             self._incoming.write_eof()
 
     def send(self, data: bytes | bytearray | memoryview, _flags: int = 0) -> int:
-        """How many bytes were encrypted and sent.
+        """Encrypts and sends bytes; returns how many.
 
         SSLWantWriteError when the kernel takes no more: call it again with the same bytes.
         """

@@ -73,7 +73,7 @@ _LAST_SNAPSHOT_BYTES = 1 << 20
 
 
 class DeliveryHost(Protocol):
-    """What delivering needs of the broker."""
+    """The part of the broker that delivering uses."""
 
     @property
     def delivery_work(self) -> LongWork: ...
@@ -333,7 +333,7 @@ class DelayedDelivery:
 
     @property
     def pending_count(self) -> int:
-        """How many records wait, as far as the log was replayed; 0 where this broker does not lead."""
+        """The number of records that wait, as far as the log was replayed; 0 where this broker does not lead."""
         return 0 if self._state is None else len(self._state.pending.offsets)
 
     @property

@@ -67,7 +67,7 @@ _PASSING = (
 
 
 class Storage(Protocol):
-    """What a fetch loop needs of the broker around it."""
+    """The part of the broker that a fetch loop uses."""
 
     @property
     def broker_id(self) -> int: ...
@@ -311,7 +311,7 @@ class _FetchLoop:
         ]
 
     def _wait_ms(self, steady_ms: int) -> int:
-        """How long the leader may wait for data: not beyond the next retry of another partition."""
+        """Returns how long the leader may wait for data: not beyond the next retry of another partition."""
         limit_ms = self._config.fetch_wait_max_ms
         return min([limit_ms, *(max(1, retry_ms - steady_ms) for retry_ms in self._retries_ms())])
 

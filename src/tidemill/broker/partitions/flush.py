@@ -59,7 +59,7 @@ class LogFlush:
         return waiter
 
     def truncated(self) -> None:
-        """What is appended after a cut has offsets that earlier requests did not mean."""
+        """Forgets the requested end: batches after a truncation have offsets that earlier requests did not mean."""
         self._requested_end = 0
 
     def fail(self) -> None:

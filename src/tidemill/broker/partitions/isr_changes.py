@@ -144,7 +144,7 @@ class IsrChanges:
 def retirements(
     partitions: Iterable[Partition], image: MetadataImage
 ) -> Iterator[tuple[Partition, ProposeIsr]]:
-    """What the leaders of empty decommissioned partitions propose. The highest partitions of a topic go first."""
+    """Yields the retirements that leaders of empty decommissioned partitions propose, the highest of a topic first."""
     for partition in list(partitions):
         passing_on = partition.appender.passing_on
         topic = image.topics_by_name.get(partition.name.topic)

@@ -31,7 +31,7 @@ from tidemill.types import NO_LEADER_EPOCH
 
 
 class LeadershipHost(Protocol):
-    """What leading needs of the broker."""
+    """The part of the broker that leading a partition uses."""
 
     @property
     def broker_id(self) -> int: ...

@@ -33,7 +33,7 @@ from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, TopicPartition
 
 
 class Host(LeadershipHost, AppenderHost, DeliveryHost, Protocol):
-    """What a partition needs of the broker around it; `Replicas` is that."""
+    """The part of the broker that a partition uses; `Replicas` implements it."""
 
     @property
     def syncer(self) -> Syncer: ...
@@ -172,7 +172,7 @@ class Partition:
             self.delayed.wake_fetches()
 
     def hand_over(self) -> PassingOn | None:
-        """What passes on the batches of this decommissioned partition, which is about to be removed. It outlives it."""
+        """Gives up the queue of batches to pass on, which outlives this decommissioned partition when it is removed."""
         passing_on, self.appender.passing_on = self.appender.passing_on, None
         return passing_on
 

@@ -213,7 +213,7 @@ def aborted_within(log: Log, fetch_offset: int, records: FileSlice, end_offset: 
 
 
 def _offset_after(log: Log, records: FileSlice, end_offset: int) -> int:
-    """Where the batch behind a slice begins, or the next segment when the slice ends with its own."""
+    """Returns the base offset of the batch behind a slice, or of the next segment when the slice ends with its own."""
     behind = records.file.read(HEADER_SIZE, records.position + records.length)
     if len(behind) == HEADER_SIZE and is_plausible(header_at(behind)):
         return header_at(behind).base_offset

@@ -377,7 +377,7 @@ class Replicas:
         )
 
     def _refusals_of(self, tp: TopicPartition, topic_id: bytes) -> Refusals | None:
-        """What was refused before the partition was opened: for want of it, or under its number while there was none."""
+        """Returns the refusals from before the partition was opened: for want of it, or under its former number."""
         early = self.early_refusals.take((tp.topic, tp.partition), (topic_id, tp.partition))
         hosted = self.by_name.get(tp.topic)
         former = None if hosted is None else hosted.replace_former(tp.partition)
@@ -534,7 +534,7 @@ class Replicas:
         return storing_partition(index, count, self.topic_config(topic))
 
     def stored_finally(self, partition: Partition, named: int, metadata_end: int) -> list[Stored] | None:
-        """What a partition stores for the partition `named`, by metadata that is not older than `metadata_end`.
+        """Returns what a partition stores for the partition `named`, by metadata that is not older than `metadata_end`.
 
         None unless this broker leads it, all of that is committed, and the metadata says that no more is stored for it.
         """

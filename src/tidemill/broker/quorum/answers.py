@@ -17,7 +17,7 @@ from tidemill.raft.voters import ReplicaKey, Voter, VoterEndpoint
 
 
 def name_leader(response: Response, leader_id: int | None, address: Address | None) -> None:
-    """Where the leader is, for a peer that does not know it yet."""
+    """Puts the leader's address into a response, for a peer that does not know it yet."""
     if leader_id is None or address is None:
         return
     match response:

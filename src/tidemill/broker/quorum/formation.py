@@ -51,7 +51,7 @@ _JOIN_TIMEOUT_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What one server says."""
+    """The answer of one server: its key and its voters."""
 
     key: ReplicaKey | None
     voters: VoterSet | None

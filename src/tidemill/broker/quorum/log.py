@@ -234,7 +234,7 @@ class MetadataLog:
         return EpochEnd(self.log_start_epoch, self.log_start_offset)
 
     def epoch_before(self, end_offset: int) -> int:
-        """Of the last record before `end_offset`."""
+        """Returns the epoch of the last record before `end_offset`."""
         found = self.log_start_epoch
         for entry in self._epochs:
             if entry.start_offset >= end_offset:
@@ -354,7 +354,7 @@ class MetadataLog:
     # -- snapshots -------------------------------------------------------------------------------------------
 
     def snapshot_voters(self, end_offset: int) -> VoterSet | None:
-        """What a snapshot of that point says about the voters; None when they are not in the log."""
+        """Returns the voters in a snapshot of that point; None when they are not in the log."""
         entry = self._history.at(end_offset)
         return None if entry.offset == BOOTSTRAP_OFFSET else entry.voters
 
@@ -385,7 +385,7 @@ class MetadataLog:
         return removed
 
     def _epoch_at(self, offset: int) -> int | None:
-        """Of the record at `offset`; None when the log ends before it."""
+        """Returns the epoch of the record at `offset`; None when the log ends before it."""
         return self.epoch_before(offset + 1) if offset < self.log_end_offset else None
 
     def install(self, key: SnapshotKey, wall_ms: int) -> None:

@@ -418,7 +418,7 @@ class Quorum:
     # -- snapshots -------------------------------------------------------------------------------------------
 
     async def write_snapshot(self, values: Iterable[bytes], end_offset: int) -> None:
-        """Of the committed state before `end_offset`, where a batch ends. `values` are taken in a thread.
+        """Writes a snapshot of the committed state before `end_offset`, where a batch ends. Reads `values` in a thread.
 
         Drops the part of the log that the snapshots make superfluous.
         """

@@ -61,7 +61,7 @@ class QuorumListener(Protocol):
         """This node leads, and has heard of everything that was committed before."""
 
     def resigned(self, epoch: int) -> None:
-        """What was activated is over; records that are not committed yet may be lost."""
+        """This node leads no longer; records that are not committed yet may be lost."""
 
     def leader_changed(self, epoch: int, leader_id: int | None) -> None: ...
 

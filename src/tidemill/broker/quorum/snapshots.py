@@ -40,7 +40,7 @@ _BATCH_BYTES_MAX = 512 << 10
 
 
 class SnapshotDamaged(StorageError):
-    """What the file holds is not a whole snapshot."""
+    """The file does not hold a whole snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

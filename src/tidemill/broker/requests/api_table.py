@@ -26,7 +26,7 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 
 class Scope(Flag):
-    """Where an API is served, and what a listener serves."""
+    """The kinds of listeners that serve an API, and the kind that a listener is."""
 
     BROKER = 1
     CONTROLLER = 2

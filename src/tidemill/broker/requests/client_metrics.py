@@ -95,13 +95,13 @@ class ClientMetrics:
     # -- clients ---------------------------------------------------------------------------------------------
 
     def note_software(self, connection: Peer, name: str, version: str) -> None:
-        """What a client says of itself in ApiVersions; forgotten with its connection."""
+        """Keeps the software name and version that a client sent in ApiVersions, as long as its connection is open."""
         if connection not in self._software:
             connection.close_callbacks.append(lambda: self._software.pop(connection, None) and None)
         self._software[connection] = name, version
 
     def facts_of(self, connection: Peer, client_id: str | None, instance_id: bytes) -> dict[str, str]:
-        """What subscriptions match."""
+        """Returns the facts of a client that subscriptions match."""
         address, _, port = connection.peer.rpartition(":")
         name, version = self._software.get(connection, ("", ""))
         return {
@@ -199,7 +199,7 @@ class ClientMetrics:
 
     @property
     def expanded_bytes_max(self) -> int:
-        """What a push may expand to; at least what it may be without compression."""
+        """The size that a push may expand to; at least the size that it may have without compression."""
         return max(self.max_bytes, min(_EXPANSION_MAX * self.max_bytes, _EXPANDED_BYTES_MAX))
 
     @asynccontextmanager

@@ -143,7 +143,7 @@ class Broker:
         )
 
     def address_of(self, broker: BrokerImage, connection: Peer) -> tuple[str, int]:
-        """Where this client should dial a broker.
+        """Returns the address at which this client should connect to a broker.
 
         Without `advertised.listeners` this broker answers with the address that the client dialled: that one
         is known to work, whatever lies between them.

@@ -36,7 +36,7 @@ _NO_LEADER = -1
 
 @dataclass(slots=True)
 class Snapshot:
-    """What does not grow with the cluster, as it was."""
+    """The figures whose number does not grow with the cluster, at one moment."""
 
     node_id: int
     cluster_id: str

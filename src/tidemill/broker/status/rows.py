@@ -43,7 +43,7 @@ _SHOWN_ACKNOWLEDGEMENTS = [each for each in AcknowledgeType if each is not Ackno
 
 @dataclass(slots=True)
 class Totals:
-    """What is counted on the way."""
+    """The totals that are counted while the rows are written."""
 
     partition_count: int = 0
     leader_count: int = 0
@@ -278,7 +278,7 @@ async def _client_quotas(broker: Broker) -> list[bytes]:
 
 
 def client_rows(series: Sequence[tuple[Mapping[str, str], str, str, float]]) -> bytes:
-    """What clients pushed. Runs in a thread: they may be many."""
+    """Returns the rows of metrics that clients pushed. Runs in a thread: they may be many."""
     metric = names.CLIENT_METRIC
     lines = [f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} gauge\n"]
     for facts, name, attributes, value in series:

@@ -112,7 +112,7 @@ class StatusServer:
             await self._server.wait_closed()
 
     def _probe_later(self) -> None:
-        """How late the loop comes back is how long something held it."""
+        """Schedules a probe that measures the loop's lag: how much later than due it runs."""
         loop, metrics = self._broker.loop, self._broker.metrics
         due = perf_counter() + _LAG_PROBE_S
 

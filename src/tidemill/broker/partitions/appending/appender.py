@@ -69,7 +69,7 @@ _RETRIABLE = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
 class AppenderHost(PassingOnHost, StoredElsewhereHost, Protocol):
-    """What appending needs of the broker."""
+    """The part of the broker that appending uses."""
 
     @property
     def long_work(self) -> LongWork: ...

@@ -29,7 +29,7 @@ from tidemill.types import TopicPartition
 
 
 class FormerPartitionHost(PassingOnHost, StoredElsewhereHost, Protocol):
-    """What a former partition needs of the broker."""
+    """The part of the broker that a former partition uses."""
 
 
 class FormerPartition:

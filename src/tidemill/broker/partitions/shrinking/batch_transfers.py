@@ -37,7 +37,7 @@ _NO_ACKS, _LEADER_ACKS = 0, 1
 
 
 class TransferHost(Protocol):
-    """What transfers need of the broker."""
+    """The part of the broker that transfers use."""
 
     metrics: Metrics
 

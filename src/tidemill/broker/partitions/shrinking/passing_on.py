@@ -32,7 +32,7 @@ Settle = Callable[[ProduceResult], None]
 
 
 class PassingOnHost(Protocol):
-    """What passing batches on needs of the broker."""
+    """The part of the broker that passing batches on uses."""
 
     def steady_ms(self) -> int: ...
     def pass_on(
@@ -215,7 +215,7 @@ class PassingOn:
 
 
 def stored_before(producers: Producers, header: BatchHeader) -> tuple[AppendedBatch | None, int | None]:
-    """What the log of a decommissioned partition knows: the batch that this one repeats, and the sequence to start with.
+    """Returns the stored batch that this one repeats, and the sequence that the producer has to start with elsewhere.
 
     `InvalidBatch` when the producer is fenced here.
     """

@@ -54,7 +54,7 @@ class StoredElsewhereHost(Protocol):
 
 
 class StoredElsewhere:
-    """What other partitions store for one partition, while this broker leads it or serves its producers."""
+    """The producers' batches that other partitions store for one, while this broker leads it or serves its producers."""
 
     __slots__ = ("_asked", "_host", "_name", "_producers", "_unknown", "origins")
 
@@ -68,7 +68,7 @@ class StoredElsewhere:
 
     @property
     def not_known(self) -> str:
-        """Why a batch has to wait."""
+        """Returns the reason for which a batch has to wait."""
         return f"partitions {list(self.origins)} may store records of {self._name}, and did not answer yet"
 
     @property
@@ -140,7 +140,7 @@ def _follows(sequence: int, other: int) -> bool:
 
 
 def stored_for(producers: Producers, named: int) -> list[Stored]:
-    """What a log stores for another partition."""
+    """Returns the producers' batches that a log stores for the partition `named`."""
     return [
         Stored(state.producer_id, state.epoch, state.named[named])
         for state in producers.states()
@@ -156,7 +156,7 @@ _INDEXES = 1 << 31
 
 
 class Question(NamedTuple):
-    """What a partition stores for the partition `named`, by metadata that is not older than `metadata_end`."""
+    """Asks what a partition stores for the partition `named`, by metadata that is not older than `metadata_end`."""
 
     storing: int
     named: int

@@ -223,7 +223,7 @@ class LogManager:
         return recovery_points, log_starts
 
     async def checkpoint_high_watermarks(self) -> None:
-        """Of partitions with other replicas: a sole replica knows by itself what is committed."""
+        """Writes the high watermarks of partitions with other replicas; a sole replica knows by itself what is committed."""
         async with self._checkpointing:
             offsets = self._high_watermarks()
             if offsets != self._written_high_watermarks:

@@ -25,7 +25,7 @@ class Fetch(Protocol[RecordsT]):
     """A consumer's or a follower's fetch."""
 
     def read(self) -> tuple[list[Answer[RecordsT]], int, bool]:
-        """What there is now, how many bytes of records that is, and whether it cannot wait."""
+        """Reads the partitions. Returns the answers, their bytes of records, and whether the response cannot wait."""
 
     def respond(self, answers: list[Answer[RecordsT]]) -> None: ...
     def listen(self, grew: Grew) -> None:

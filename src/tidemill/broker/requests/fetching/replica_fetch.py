@@ -55,7 +55,7 @@ class ReplicaFetch:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[list[Answer[FileSlice]], int, bool]:
-        """What is new, how many bytes of records that is, and whether it cannot wait."""
+        """Reads the partitions that changed. Returns the answers, their bytes of records, and whether it cannot wait."""
         session = self._session
         left = self._request.max_bytes
         found_bytes = 0

@@ -85,7 +85,7 @@ _Results = Sequence[DescribeConfigsResourceResult]
 
 
 class _Look(NamedTuple):
-    """What a client wants to see of each entry."""
+    """The optional parts that a client wants to see of each entry."""
 
     synonyms: bool
     documentation: bool

@@ -213,7 +213,7 @@ async def decide(broker: Broker, call: Call, request: Request) -> Response:
 @serves(EnvelopeRequest, scope=Scope.CONTROLLER)
 @for_nodes
 async def envelope(broker: Broker, call: Call, request: EnvelopeRequest) -> EnvelopeResponse:
-    """What cannot be read, or answered in the layout that was asked for, is the fault of what is enclosed."""
+    """Serves the enclosed request. INVALID_REQUEST when it cannot be read, or its response not encoded in its version."""
     try:
         header = parse_request_header(request.request_data)
         kind = apis.REQUESTS.get(header.api_key)

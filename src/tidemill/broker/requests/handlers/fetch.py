@@ -319,7 +319,7 @@ class ConsumerFetch:
         return any(key[0] in replicas.views or key[0] in delaying for key, _, _ in self._wanted)
 
     def _select(self, view: View | None, partition: Partition, log: Log) -> Select | None:
-        """What is kept of the partition's batches; None when nothing is left out, or nothing can be said yet."""
+        """Returns the filter of the partition's batches; None when all are shown, or when the delays are not known yet."""
         if self._sees_hidden or not partition.config.tidemill_delays_enable:
             return None if view is None else view.select
         shown: Select = select_shown

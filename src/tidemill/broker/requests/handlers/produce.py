@@ -162,7 +162,7 @@ def _has_transactional_flag(batch: memoryview) -> bool:
 
 
 def _without_denied(broker: Broker, call: Call, walk: ProduceWalk) -> tuple[ProduceWalk, Results]:
-    """What the client may write to, and the results of the topics that it may not."""
+    """Returns the topics that the client may write to, and the results of those that it may not."""
     access = Access(broker, call.connection)
     allowed = []
     denied: Results = []

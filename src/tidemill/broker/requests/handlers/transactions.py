@@ -79,7 +79,7 @@ async def add_partitions_to_txn(
 def _denied_topics(
     broker: Broker, call: Call, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse | None:
-    """When a client may not write to one of the topics, none is added. Brokers have checked their clients."""
+    """Refuses all topics when a client may not write to one of them. Brokers have checked their clients."""
     access = access_of(broker, call.connection)
     if access is None or call.version >= ADD_PARTITIONS_BATCHED_SINCE:
         return None
