@@ -111,7 +111,7 @@ CONVENTIONS = (
 
 @dataclass(frozen=True)
 class Failure:
-    """What the headers say about it; None where they do not."""
+    """The facts that headers state about a failure; None where they state none."""
 
     convention: str | None = None
     topic: str | None = None
@@ -122,11 +122,11 @@ class Failure:
     message: str | None = None
     group: str | None = None
     attempts: int | None = None
-    """How often it was delivered before it was given up."""
+    """The number of deliveries before it was given up."""
 
     @property
     def reason(self) -> str:
-        """What letters are grouped by: the exception, since messages tend to name the record."""
+        """The text by which letters are grouped: the exception, since messages tend to name the record."""
         return self.exception or self.message or "unknown"
 
 
@@ -139,16 +139,16 @@ class DeadLetter:
     headers: tuple[Header, ...]
     """Without those of the failure."""
     topic: str | None
-    """Where it goes: --to-topic, or the topic that it came from."""
+    """The topic to publish it to: --to-topic, or the topic that it came from."""
     timestamp_ms: int
     partition: int | None = None
-    """Where it goes; None leaves that to the key."""
+    """The partition to publish it to; None leaves that to the key."""
     failure: Failure = Failure()
     dead_letter_topic: str = ""
     dead_letter_partition: int = -1
     dead_letter_offset: int = -1
     attempts: int = 0
-    """How often it has been published again before."""
+    """The number of times it has been published again before."""
 
     def replace(
         self,
@@ -212,7 +212,7 @@ def failure_of(headers: Sequence[Header]) -> Failure:
 def failure_headers(
     topic: str, partition: int, offset: int, group: str, delivery_count: int, message: str
 ) -> list[tuple[str, bytes]]:
-    """What is written on a record that a group gives up on, beside its own headers."""
+    """Returns the headers for a record that a group gives up on, beside its own headers."""
     fields = {
         "topic": topic,
         "partition": str(partition),

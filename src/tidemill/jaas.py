@@ -25,7 +25,7 @@ _USER = "user_"
 
 
 class JaasEntry(NamedTuple):
-    """What one login module was given. Its options hold secrets."""
+    """The name and the options of one login module. Its options hold secrets."""
 
     module: str
     options: dict[str, str]

@@ -55,7 +55,7 @@ _TABLE_REPLACED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OFFSET_OUT_OF
 
 @dataclass(frozen=True)
 class Options:
-    """What a connection's URL and `transport_options` say."""
+    """The settings in a connection's URL and `transport_options`."""
 
     bootstrap: str
     virtual_host: str = "/"
@@ -204,7 +204,7 @@ class Backend:
         self._producer = producer
 
     def size(self, queue: str) -> int:
-        """How many messages wait in the queue or are in hand."""
+        """Returns the number of messages that wait in the queue or are in hand."""
         with self._lock, translated():
             positions = {
                 each.partition: each

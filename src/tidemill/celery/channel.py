@@ -53,7 +53,7 @@ class Unacknowledged(virtual.QoS):
 
 
 class ChannelHost(Protocol):
-    """What a channel needs of its transport. The names with an underscore are kombu's."""
+    """The part of the transport that a channel uses. The names with an underscore are kombu's."""
 
     transients: dict[str, TransientQueue]
     _callbacks: dict[str, Any]

@@ -149,7 +149,7 @@ def _where(delivery: ShareDelivery) -> str:
 
 @dataclass
 class TransientQueue:
-    """Where the streams of its exchanges were when it was bound to them, and which messages are its."""
+    """A transient queue: its bindings, and the positions of its exchanges' streams when it was bound to them."""
 
     bindings: dict[Binding, str] = field(default_factory=dict)
     positions: dict[TopicPartition, int] = field(default_factory=dict)

@@ -37,7 +37,7 @@ Text = str | bytes
 
 
 class Place(NamedTuple):
-    """Where a claim was found."""
+    """The partition and offset of a record with a claim."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class ClaimKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a record says of its payload."""
+    """A record's reference to its payload: URI, size and checksum."""
 
     uri: str
     # In bytes.

@@ -38,7 +38,7 @@ LIMIT_BYTES = 64 * 1024 * 1024
 
 
 class Counts:
-    """How many payloads were stored, were read, and could not be."""
+    """Counts the payloads that were stored, that were read, and that could not be."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Counts:
 
 
 class LargePayloads:
-    """Where payloads above a threshold go, and how large a payload may be that is read into memory."""
+    """The object store of payloads above a threshold, and the largest payload that is read into memory."""
 
     def __init__(
         self,

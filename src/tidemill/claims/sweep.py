@@ -25,7 +25,7 @@ _SHA256_CHARACTERS = 64
 
 
 class Standing(Enum):
-    """What is known of an object before any record was read."""
+    """The standing of an object before any record was read."""
 
     CANDIDATE = "candidate"
     # A record that refers to it may still be on its way.
@@ -80,7 +80,7 @@ class Sweep:
 
     @property
     def removable(self) -> list[ObjectInfo]:
-        """What no record referred to so far, in the order of keys."""
+        """Returns the objects that no record referred to so far, in the order of keys."""
         found = [each for listed in self._candidates.values() for each in listed]
         return sorted([*found, *self._partials])
 

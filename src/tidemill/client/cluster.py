@@ -41,7 +41,7 @@ Connect = Callable[[Address], Connection]
 
 
 class PartitionAnswer(NamedTuple, Generic[T]):
-    """What a leader said about one of the partitions it was asked about."""
+    """The leader's answer about one of the requested partitions."""
 
     partition: TopicPartition
     error_code: int

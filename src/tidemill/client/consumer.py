@@ -24,7 +24,7 @@ FETCH_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Fetched(NamedTuple):
-    """What one partition gave: batches, the last of which may be cut off."""
+    """The data of one partition: batches, the last of which may be cut off."""
 
     batches: memoryview
     high_watermark: int

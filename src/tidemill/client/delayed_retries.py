@@ -27,7 +27,7 @@ _MESSAGE_CHARS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where and when a record was first published."""
+    """The place and time at which a record was first published."""
 
     topic: str
     partition: int
@@ -36,7 +36,7 @@ class Origin:
 
 
 class Retried(NamedTuple):
-    """What the headers of a retry say."""
+    """The meaning of a retry's headers."""
 
     attempt: int
     origin: Origin
@@ -65,7 +65,7 @@ def retry_headers(
 
 
 def retried_of(headers: Iterable[tuple[str, bytes | None]]) -> Retried | None:
-    """What the headers of a retry say; None for a record that is none."""
+    """Parses the headers of a retry; None for a record that is none."""
     given = list(headers)
     fields = {name: value or b"" for name, value in given if name.startswith(RETRY_PREFIX)}
     if not fields:

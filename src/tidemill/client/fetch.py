@@ -336,7 +336,7 @@ class _RangeReader:
         return fetched
 
     def _explain_out_of_range(self) -> None:
-        """Raises what it means; returns when the log holds the offset by now, so that it is asked for again."""
+        """Raises OffsetsLost or LogTruncated; otherwise a retriable ApiError, because the offset is in range again."""
         log_start_offset = self._offset_at(EARLIEST_TIMESTAMP)
         if self.position < log_start_offset:
             lost_end = min(log_start_offset, self._end_offset)

@@ -30,7 +30,7 @@ __all__ = ["ClaimedRecord", "Deposits", "LargePayloads", "Withdrawals"]
 
 
 class Deposits:
-    """What a publisher does with large payloads."""
+    """Stores the large payloads of a publisher."""
 
     def __init__(self, large_payloads: LargePayloads) -> None:
         self._large_payloads = large_payloads
@@ -96,7 +96,7 @@ class ClaimedRecord(Record):
 
     @property
     def claim(self) -> Claim | None:
-        """What the record says of its payload; None when that does not parse."""
+        """The record's claim on its payload; None when it does not parse."""
         return self._claim
 
     @property
@@ -154,7 +154,7 @@ class ClaimedRecord(Record):
 
 
 class Withdrawals:
-    """What a reader does with claims."""
+    """Resolves the claims that a reader finds."""
 
     def __init__(self, large_payloads: LargePayloads | None) -> None:
         self._large_payloads = large_payloads

@@ -39,7 +39,7 @@ class Record:
 
     @property
     def origin(self) -> Origin:
-        """Where and when it was first published: of a retry, the place of the record that failed."""
+        """The place and time of the first publication: of a retry, those of the record that failed."""
         return self.retried_from or Origin(self.topic, self.partition, self.offset, self.timestamp_ms)
 
     @property
@@ -103,7 +103,7 @@ class NewRecord:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where an acknowledged record is."""
+    """The place of an acknowledged record."""
 
     topic: str
     partition: int
@@ -117,7 +117,7 @@ def to_json(value: Any) -> bytes:
 
 
 def encoded(topic: str, value: Any, serializer: Serializer | None) -> bytes | None:
-    """What goes into the log. Nothing is guessed: what is neither bytes nor text needs a serializer."""
+    """Returns the value as bytes. Nothing is guessed: a value that is neither bytes nor text needs a serializer."""
     if value is None:
         return None
     if isinstance(value, Encoded):

@@ -99,7 +99,7 @@ def properties(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a client was given."""
+    """The settings that a client was given."""
 
     bootstrap: str
     # How long a call waits for brokers before it raises.

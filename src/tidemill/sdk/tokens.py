@@ -46,7 +46,7 @@ class FunctionTokens(TokenSource):
 
 
 def security_of(given: Mapping[str, Any]) -> SecurityOptions:
-    """How connections of our own are secured, from librdkafka's properties."""
+    """Returns the security of connections of our own, from librdkafka's properties."""
     options = {name: str(value) for name, value in given.items() if name.startswith(PREFIXES)}
     callback = given.get("oauth_cb")
     try:

@@ -28,7 +28,7 @@ _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 class Health:
-    """What a librdkafka client last said about its connections, for messages that say why no broker answers."""
+    """The last state of a librdkafka client's connections, for messages that explain why no broker answers."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -87,7 +87,7 @@ def topic_metadata(
     health: Health,
     new_topic_s: float,
 ) -> TopicMetadata:
-    """What the cluster knows of a topic. One that was created a moment ago may be unknown for `new_topic_s`."""
+    """Returns the cluster's metadata of a topic. One that was created a moment ago may be unknown for `new_topic_s`."""
     deadline_s = time.monotonic() + min(new_topic_s, timeout_s)
     while True:
         found = patiently(lambda seconds: look(topic, seconds), doing, timeout_s, health).topics[topic]

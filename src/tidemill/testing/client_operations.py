@@ -115,7 +115,7 @@ class ClientOperations(ABC):
     # -- users and their rights ------------------------------------------------------------------------------
 
     def client_options(self, user: str = ADMIN, mechanism: str | None = None) -> ClientOptions:
-        """What a client needs to log in as this user, for each client library."""
+        """Returns the settings with which a client logs in as this user, for each client library."""
         return self._listeners_with_security().client_options(self.bootstrap, user, mechanism)
 
     def set_password(self, user: str, password: str) -> None:
@@ -348,7 +348,7 @@ class ClientOperations(ABC):
             Admin(self._cluster).alter_configs(ResourceType.GROUP, group, changes=properties_text(configs))
 
     def jobs(self, group: str) -> JobCounts:
-        """How many jobs of a share group are left, and how those stand that were delivered."""
+        """Counts the jobs of a share group that are left, and those that were delivered by their state."""
         with self._lock:
             admin = ShareGroupAdmin(self._cluster)
             positions = admin.positions(group)

@@ -62,7 +62,7 @@ class TravelClock:
 
     @property
     def offset_s(self) -> float:
-        """How far the clock is ahead of real time."""
+        """The seconds by which the clock is ahead of real time."""
         return self._offset_s
 
     def wall_ms(self) -> int:

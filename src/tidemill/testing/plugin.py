@@ -71,7 +71,7 @@ def _settings(request: pytest.FixtureRequest) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def tidemill_security(request: pytest.FixtureRequest) -> Security | str | None:
-    """How brokers without a mark are secured. Override it in conftest.py to return a `tidemill.testing.Security`."""
+    """The security of brokers without a mark. Override it in conftest.py to return a `tidemill.testing.Security`."""
     return request.config.getini(_SECURITY_INI) or None
 
 

@@ -44,7 +44,7 @@ _RULE_FORM = "'write topic:orders', 'read topic:app.*', 'deny read group:billing
 
 @dataclass(frozen=True)
 class Security:
-    """How a test broker is secured.
+    """The security of a test broker.
 
     `users` are names with passwords, or names alone. `acls` has the rules of each user; without it there is no authorizer,
     and each user may do everything. With SSL a user is a client certificate, and passwords have no meaning.

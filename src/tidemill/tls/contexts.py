@@ -154,7 +154,7 @@ def _load_key(context: ssl.SSLContext, store: KeyStore) -> None:
 
 
 def tls_reason(error: OSError | ValueError) -> str:
-    """Why OpenSSL refused something, in small letters."""
+    """Returns the reason for which OpenSSL refused something, in small letters."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message.rstrip(".")
     if isinstance(error, ssl.SSLError):

@@ -70,6 +70,6 @@ class TlsSettings:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What has to be read again when it changes."""
+        """The files that have to be read again when one changes."""
         stores = (self.key_store, self.trust_store)
         return tuple(file for store in stores if store is not None for file in store.files)

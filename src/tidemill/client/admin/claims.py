@@ -114,7 +114,7 @@ class ClaimScan:
 
 
 class Swept(NamedTuple):
-    """What a sweep has found, and what it has removed."""
+    """The objects that a sweep has found and may remove, with counts."""
 
     removable: list[ObjectInfo]
     # How many objects of each standing there are.

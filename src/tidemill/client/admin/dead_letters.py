@@ -83,7 +83,7 @@ class ListedLetter(NamedTuple):
 
 @dataclass
 class Replayed:
-    """What a replay did, in letters."""
+    """Counts what a replay did, in letters."""
 
     published: int = 0
     replayed_before: int = 0

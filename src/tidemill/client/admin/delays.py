@@ -84,7 +84,7 @@ class DelayAdmin:
         self._admin = Admin(cluster)
 
     def pending(self, topic: str, limit: int | None = None) -> PendingMessages:
-        """What waits in a topic, in the order in which it is due; at most `limit` messages. Reads all that waits."""
+        """Returns the messages that wait in a topic, by due time; at most `limit`. Reads all that wait."""
         total = 0
 
         def counted() -> Iterator[PendingMessage]:
@@ -159,7 +159,7 @@ class DelayAdmin:
         value_bytes_max: int | None = None,
         fetch_bytes: int = FETCH_BYTES,
     ) -> Iterator[PendingMessage]:
-        """What waits from a (partition, offset) on, in the order of partitions and offsets."""
+        """Yields the messages that wait from a (partition, offset) on, in the order of partitions and offsets."""
         self._check_enabled(topic)
         first_partition, first_offset = place
         partitions = [

@@ -53,7 +53,7 @@ class ShareGroupDescription(NamedTuple):
 
 
 class SharePosition(NamedTuple):
-    """Where a share group is in a partition; None where the first read has not decided it yet."""
+    """The start offset and lag of a share group in a partition; None where the first read has not decided it yet."""
 
     partition: TopicPartition
     start_offset: int | None
@@ -136,7 +136,7 @@ class ShareGroupAdmin:
     def in_flight(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, InFlight]:
-        """What is in flight now. A partition is left out whose leader is away, is not known, or does not say it."""
+        """Returns the records in flight; not for partitions whose leader is away, is not known, or does not report them."""
         return self.in_flight_of({group_id: partitions}).get(group_id, {})
 
     def in_flight_of(

@@ -28,7 +28,7 @@ class Decommissioned(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """How far a topic is on its way to fewer partitions."""
+    """The progress of a topic towards fewer partitions."""
 
     topic: str
     partition_count: int

@@ -264,7 +264,7 @@ class Admin:
     def end_offsets(
         self, partitions: Sequence[TopicPartition], isolation_level: int = READ_UNCOMMITTED
     ) -> dict[TopicPartition, int]:
-        """Where consumers stop: the high watermarks, or the last stable offsets for `read_committed`."""
+        """Returns the offsets at which consumers stop: high watermarks, or last stable offsets for `read_committed`."""
         found = self.list_offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP), isolation_level)
         return {partition: each.offset for partition, each in found.items()}
 

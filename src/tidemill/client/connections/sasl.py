@@ -35,7 +35,7 @@ class CredentialsRefused(AuthenticationFailed):
 
 
 class Exchange(Protocol):
-    """How a request reaches the broker and comes back: `Connection.request`."""
+    """Sends a request to the broker and returns its response: `Connection.request`."""
 
     def __call__(self, message: Request, response_type: type[ResponseT]) -> ResponseT: ...
 

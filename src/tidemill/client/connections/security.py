@@ -215,7 +215,7 @@ class SecurityOptions:
         return sasl.authenticate(exchange, login)
 
     def tls_settings(self) -> TlsSettings:
-        """What is trusted and shown, for connections of any protocol."""
+        """Returns the certificates that are trusted and shown, for connections of any protocol."""
         key_store = trust_store = None
         if self.certificate_location is not None or self.certificate_pem is not None:
             key_store = KeyStore(

@@ -55,7 +55,7 @@ def expiry_of(token: str) -> float:
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Where tokens come from. A plain value, so that it can be sent to another process."""
+    """The source of tokens. A plain value, so that it can be sent to another process."""
 
     url: str
     client_id: str = ""

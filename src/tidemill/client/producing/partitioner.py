@@ -50,5 +50,5 @@ class Partitioner:
         return sticky
 
     def next_batch(self) -> None:
-        """What was gathered is sent: the next records without a key may go elsewhere."""
+        """Forgets the sticky partitions: the gathered batch is sent, and the next records without a key may go elsewhere."""
         self._sticky.clear()

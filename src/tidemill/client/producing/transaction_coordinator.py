@@ -108,7 +108,9 @@ class TransactionCoordinator:
         return Identity(answer.producer_id, answer.producer_epoch)
 
     def take_over(self, *, two_phase: bool = False) -> TakenOver:
-        """A producer that is the only one, and may end what is open; with `two_phase` that has no timeout any more.
+        """Fences earlier producers and keeps the ongoing transaction (KIP-939).
+
+        With `two_phase` that transaction has no timeout.
 
         UNSUPPORTED_VERSION when the cluster cannot; TRANSACTIONAL_ID_AUTHORIZATION_FAILED when it does not allow two-phase
         commit.
@@ -122,7 +124,7 @@ class TransactionCoordinator:
         )
 
     def add_partitions(self, producer: Identity, partitions: Iterable[TopicPartition]) -> None:
-        """Of the old manner: before something is written there."""
+        """Sends AddPartitionsToTxn. Needed before the first write to a partition when transaction.version is below 2."""
         topics: dict[str, AddPartitionsToTxnTopic] = {}
         for name, index in partitions:
             topics.setdefault(name, AddPartitionsToTxnTopic(name=name)).partitions.append(index)
@@ -142,7 +144,7 @@ class TransactionCoordinator:
         self._cluster.retrying(attempt)
 
     def add_group(self, producer: Identity, group_id: str) -> None:
-        """Of the old manner: before its offsets are written."""
+        """Sends AddOffsetsToTxn. Needed before the group's offsets are written when transaction.version is below 2."""
         message = AddOffsetsToTxnRequest(
             transactional_id=self._transactional_id,
             producer_id=producer.producer_id,

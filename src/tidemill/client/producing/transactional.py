@@ -75,7 +75,7 @@ class CommittedOffset(NamedTuple):
 def stable_offsets(
     cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition] | None = None
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What the group has committed for these partitions or, with None, for all.
+    """Returns the offsets that the group has committed for these partitions or, with None, for all.
 
     Waits for transactions that are about to change it. For all partitions, it waits only for those that change a
     committed offset: a broker does not list a partition whose first offset is pending. After `init` nothing of that

@@ -331,7 +331,7 @@ class ShareConsumer:
         return self._cluster.open(address, self._cluster.timeout_s)
 
     def reserve(self) -> tuple[int, int]:
-        """How many records the next fetch may bring, and how long it may wait, in milliseconds. With the lock."""
+        """Reserves room for a fetch. Returns how many records it may bring and its wait in milliseconds. Needs the lock."""
         room, fetching = self._held.room, self._capacity.fetching
         count = min(room, max(1, room // max(1, fetching)))
         is_busy = room < fetching or self._held.count > 0

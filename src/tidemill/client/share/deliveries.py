@@ -101,7 +101,7 @@ def _offsets(ranges: list[AcquiredRecords]) -> Iterator[tuple[int, int]]:
 
 
 class Capacity:
-    """How many records may be held, by one consumer or by several together. They share its lock."""
+    """The limit of records held, by one consumer or by several together. They share its lock."""
 
     def __init__(self, limit: int) -> None:
         self.changed = threading.Condition()
@@ -116,14 +116,14 @@ class Capacity:
         return max(0, self._limit - self.used)
 
     def set_limit(self, limit: int) -> None:
-        """What is held beyond a smaller limit stays."""
+        """Sets the limit. Records held beyond a smaller limit stay."""
         with self.changed:
             self._limit = limit
             self.changed.notify_all()
 
 
 class Held:
-    """What this member holds: ready to be taken, or in hand."""
+    """The records that this member holds: ready to be taken, or in hand."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity

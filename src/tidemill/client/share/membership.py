@@ -27,7 +27,7 @@ class SharePlace(NamedTuple):
 
 
 class Next(Enum):
-    """What follows an answer."""
+    """The step that follows an answer."""
 
     WAIT = auto()
     # The coordinator is somewhere else.

@@ -38,7 +38,7 @@ FORBIDDEN = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION
 
 
 class NodeThreadHost(Protocol):
-    """What the thread of a broker needs of its consumer. All but `open`, `ready` and `stop` are for holders of the lock."""
+    """The part of the consumer that a broker's thread uses. All but `open`, `ready` and `stop` need the lock."""
 
     group: str
     member_id: str
@@ -50,7 +50,7 @@ class NodeThreadHost(Protocol):
     def open(self, address: Address) -> Connection: ...
     def has_room(self) -> bool: ...
     def reserve(self) -> tuple[int, int]:
-        """How many records the next fetch may bring, and how long it may wait, in milliseconds."""
+        """Reserves room for a fetch. Returns how many records it may bring, and its wait in milliseconds."""
 
     def give_back(self, count: int) -> None:
         """The fetch that this room was kept for is over."""
@@ -62,7 +62,7 @@ class NodeThreadHost(Protocol):
         lock_timeout_ms: int,
     ) -> None: ...
     def settle(self, outcomes: Sequence[Outcome], lock_timeout_ms: int) -> list[Callable[[], None]]:
-        """What is returned is called without the lock."""
+        """Settles the outcomes. Returns calls to make without the lock."""
 
     def renew_locks(self, node: NodeThread) -> None:
         """Renewals of what ends soon go with the node's next request."""

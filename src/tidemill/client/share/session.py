@@ -215,7 +215,7 @@ class ShareSession:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def fetched(self, response: ShareFetchResponse) -> tuple[list[Outcome], list[PartitionAnswer]]:
-        """What became of acknowledgements, and what each partition answered."""
+        """Takes in a ShareFetch response. Returns the outcomes of acknowledgements, and the answer of each partition."""
         if response.error_code:
             return self.lost(response.error_code), []
         self._next_epoch()

@@ -69,7 +69,7 @@ class RecordBatch(Sequence[Record]):
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
-        """What is committed for this batch: by partition, the offset after its last record."""
+        """The offsets to commit for this batch: by partition, the offset after its last record."""
         return dict(self._chunk.next_offsets)
 
     def attempt(self, record: Record) -> Attempt:
@@ -78,7 +78,7 @@ class RecordBatch(Sequence[Record]):
         return Attempt(self._chunk, self._reader, record)
 
     def fail(self, record: Record, why: BaseException | str) -> None:
-        """What an exception in `attempt` does, without one."""
+        """Fails a record as an exception in `attempt` does, without one."""
         self._reader.fail(self._chunk, record, why)
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ class Verdict(Enum):
 
 
 class Guarantee:
-    """What the three have in common, which is at most once without its commit."""
+    """The base of the three guarantees: at most once without its commit."""
 
     def __init__(self, publisher: Callable[[], Publisher]) -> None:
         # Where batches publish to.
@@ -186,7 +186,7 @@ class TransactionalOffsets:
 
 
 def _first_failure(publications: list[Publication]) -> ClientError | None:
-    """Of a record that could not be delivered, rather than was given up in the abort."""
+    """Returns the error of the first record that could not be delivered, rather than was given up in the abort."""
     for publication in publications:
         error = publication.exception() if publication.done() else None
         if isinstance(error, ClientError) and not (error.code or "").startswith("_PURGE"):

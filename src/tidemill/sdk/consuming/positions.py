@@ -67,7 +67,7 @@ class Positions:
         return self._begin_retries(partitions) or is_changed
 
     def _begin_retries(self, partitions: list[Position]) -> bool:
-        """Where nothing is committed yet, retries are read from the oldest on, wherever the group begins elsewhere."""
+        """Reads retries from the oldest on where nothing is committed yet, wherever the group begins elsewhere."""
         retries = [each for each in partitions if each.topic in self._retry_topics and each.offset < 0]
         if not retries:
             return False
@@ -140,7 +140,7 @@ class Positions:
         self._paused.difference_update(places)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets are between what is handed out next and the end, as the last answer to a fetch told it."""
+        """Returns the distance from the next record to the end, by partition, as the last response to a fetch stated it."""
         ends = {
             place: end for place in self.partitions - self._paused if (end := self._known_end(place)) >= 0
         }
@@ -153,7 +153,7 @@ class Positions:
         return self._consumer.get_watermark_offsets(Position(*place), cached=True)[1]
 
     def _begins(self, places: set[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where a partition is read from of which nothing was handed out yet."""
+        """Returns the first offset to read of partitions of which nothing was handed out yet."""
         if not places:
             return {}
         committed = self._ask(

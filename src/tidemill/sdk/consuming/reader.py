@@ -53,7 +53,7 @@ _PROBE_S = 1.0
 
 @dataclass(frozen=True)
 class Reading:
-    """What to read, and how."""
+    """The topics, the group and the settings of a reader."""
 
     topics: Sequence[str]
     group: str
@@ -71,7 +71,7 @@ class Reading:
 
     @property
     def first_fetch_s(self) -> float:
-        """How long the first record of a partition may take. The search for its offset may stand behind a fetch of another
+        """The longest wait for a partition's first record. The search for its offset may stand behind a fetch of another
         partition, which waits when there is nothing to read; and so may the fetch itself."""
         return 0.2 + 2 * float(self.config.get("fetch.wait.max.ms", 500)) / 1000
 
@@ -342,7 +342,10 @@ class Reader:
         return records, ends
 
     def _gather(self, messages: list[Message]) -> None:
-        """What has arrived, after a moment's wait for the first; with `linger_s`, until it is over or the batch is full."""
+        """Gathers the messages that have arrived, after a moment's wait for the first.
+
+        With `linger_s`, it waits for more until that is over or the batch is full.
+        """
         first = self.consumer.poll(STEP_S)
         if first is None:
             return
@@ -365,7 +368,7 @@ class Reader:
                 return
 
     def _note(self, error: KafkaError) -> None:
-        """What librdkafka recovers from by itself is no news; everything else is raised, after the records before it."""
+        """Logs an error that librdkafka recovers from by itself; keeps any other, to be raised after the records before."""
         code = error.code()
         is_fatal = error.fatal()
         if not is_fatal and (code in NO_ANSWER or code in LOST_MEMBERSHIP):

@@ -28,14 +28,14 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 @dataclass(frozen=True)
 class Waits:
-    """How long each retry waits: twice as long as the one before, from the first to the longest."""
+    """The delays of retries: each twice as long as the one before, from the first to the longest."""
 
     first_ms: int
     longest_ms: int
 
     @classmethod
     def of(cls, backoff: Backoff) -> Waits:
-        """Of "1s..10m", of a single duration such as "30s", or of seconds."""
+        """Parses "1s..10m", a single duration such as "30s", or seconds."""
         if isinstance(backoff, str):
             first, _, longest = backoff.partition("..")
             try:
@@ -52,14 +52,14 @@ class Waits:
         return waits
 
     def delay_ms(self, retry: int) -> int:
-        """Of the retry with this number, which begins with 1."""
+        """Returns the delay of the retry with this number, which begins with 1."""
         # 50 doublings of a millisecond are 35,000 years: no need to count on.
         return min(self.longest_ms, self.first_ms << min(retry - 1, 50))
 
 
 @dataclass(frozen=True)
 class Retrying:
-    """What a group does with records that fail."""
+    """The retries and the dead letter topic of a group, for records that fail."""
 
     group: str
     retries: int

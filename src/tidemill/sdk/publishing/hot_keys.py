@@ -39,7 +39,7 @@ class HotKeys:
             )
 
     def partitions_of(self, key: str | bytes, partition_count: int) -> list[int]:
-        """Where records of the key may be: its own partition first, then those that it uses while it is hot."""
+        """Returns the partitions of a key's records: its own first, then those that it uses while it is hot."""
         home = partition_of_key(key.encode() if isinstance(key, str) else key, partition_count)
         used = min(self.spread, partition_count)
         stride = partition_count // used
@@ -57,7 +57,7 @@ class _Window:
 
 
 class HotKeySpreader:
-    """What one producer has seen of keys. Not for several threads at once."""
+    """Counts the keys of one producer. Not for several threads at once."""
 
     def __init__(self, rule: HotKeys) -> None:
         self._rule = rule

@@ -111,7 +111,7 @@ class Publisher:
             self.health.on_error(cause(failure))
 
     def _flush_a_while(self, timeout_s: float) -> int:
-        """How many records are left."""
+        """Flushes for at most `timeout_s`; returns how many records are left."""
         try:
             return self.producer.flush(max(0.0, timeout_s))
         except KafkaException as failure:

@@ -42,7 +42,7 @@ def record_of(delivery: ShareDelivery) -> Record:
 
 
 class Settling:
-    """What becomes of the jobs of one queue."""
+    """Settles the jobs of one queue."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ def _settled(job: BaseJob) -> JobSettled:
 
 
 def translated_failure(error: BaseException) -> BaseException:
-    """What users catch."""
+    """Returns the exception that users catch."""
     return JobLost(str(error)) if isinstance(error, LockLost) else error
 
 
@@ -170,7 +170,7 @@ class BaseJob:
 
     @property
     def attempt(self) -> int:
-        """How often it has been handed out to a worker with this time."""
+        """The number of times it has been handed out to a worker, this one included."""
         return self.record.attempt
 
     def text(self) -> str:

@@ -134,7 +134,7 @@ class Workshop:
         return limit or _DELIVERY_LIMIT_DEFAULT
 
     def release_not_started(self) -> None:
-        """What waits here goes back to the queue at once; jobs in hand may still be settled."""
+        """Releases jobs that are not started, at once; jobs in hand may still be settled."""
         if self._consumer is not None:
             self._consumer.release_not_started()
 
