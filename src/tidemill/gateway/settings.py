@@ -86,13 +86,13 @@ class Limits:
 
     @property
     def record_text_bytes_max(self) -> int:
-        """Of a record as JSON, where a character may take six times as many bytes as when it is written."""
+        """The most bytes of a record as JSON, where a character may take six times as many bytes as when it is written."""
         return min(self.body_bytes_max, 6 * self.record_bytes_max)
 
 
 @dataclass(frozen=True)
 class LoginLimits:
-    """How long log-ins are good for, and how many there may be."""
+    """The lifetimes of log-ins, and how many there may be."""
 
     # A session ends when it was not used for so long, and after so long in any case.
     session_idle_s: float = 1800.0
@@ -164,7 +164,7 @@ class Settings:
 
     @property
     def security(self) -> SecurityOptions:
-        """What `client_options` say about it. Files made for other tools hold more, which is theirs."""
+        """The security in `client_options`. Options that are not about security are for other tools."""
         options = {name: value for name, value in self.client_options.items() if name.startswith(PREFIXES)}
         is_anonymous = self.login is not None or self.user is not None
         found = SecurityOptions.parse(options, needs_login=not is_anonymous)

@@ -73,7 +73,7 @@ class Result:
 
     @property
     def limit(self) -> str:
-        """What limited the load, as far as it can be seen from here."""
+        """Returns what limited the load, as far as it can be seen from here."""
         if self.load == "end-to-end":
             return "none: the rate is given, the latency is what was measured"
         share = f"{100 * self.client_cpu_share:.0f} % of the time"

@@ -46,7 +46,7 @@ class ListenerFact(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a broker's settings say."""
+    """The facts in a broker's settings that matter for its security."""
 
     whose: str
     listeners: list[ListenerFact]

@@ -303,7 +303,7 @@ def notes_of(settings: dict[str, str]) -> list[str]:
 
 
 def _authorizer_settings(cluster: Cluster) -> dict[str, str]:
-    """What DescribeConfigs shows of the authorizer; nothing when this principal may not see it."""
+    """Returns the authorizer's settings by DescribeConfigs; none when this principal may not see them."""
     try:
         configs = Admin(cluster).describe_configs(ConfigResource.BROKER, str(cluster.broker_ids()[0]))
     except ApiError:

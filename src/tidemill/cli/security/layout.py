@@ -32,7 +32,7 @@ _REAUTHENTICATION_MS = 3_600_000
 
 
 class NodeAddress(NamedTuple):
-    """Where a node is reached: clients at `port`, controllers at the next one, brokers at the one after that."""
+    """The address of a node: clients connect to `port`, controllers to the next one, brokers to the one after that."""
 
     node_id: int
     host: str

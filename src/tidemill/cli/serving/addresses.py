@@ -29,7 +29,7 @@ def dialled(address: Address) -> Address:
 
 
 def bind_reason(error: OSError) -> str:
-    """Why an address cannot be bound. Python adds the address to strerror, which this leaves out."""
+    """Returns the reason for which an address cannot be bound, without the address, which Python adds to strerror."""
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 

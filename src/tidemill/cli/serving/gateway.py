@@ -264,7 +264,7 @@ def _settings(
 
 
 def _large_payloads(arguments: argparse.Namespace, limit_bytes: int) -> LargePayloads | None:
-    """What one request may bring, one answer may hold."""
+    """Returns the store of large payloads. An answer may hold as much as a request may bring."""
     if arguments.large_payloads is None:
         return None
     return LargePayloads(

@@ -39,7 +39,7 @@ def gateway_access(config: BrokerConfig, given: Mapping[str, str] | None) -> tup
 
 
 def reached(config: BrokerConfig, listener: Listener, port: int) -> Address:
-    """Where a process on this machine reaches a listener."""
+    """Returns the address at which a process on this machine reaches a listener."""
     if config.security.listeners[listener.name].tls is not None:
         for each in config.network.advertised_listeners:
             if each.name == listener.name and each.host:

@@ -76,7 +76,7 @@ class HttpListener:
         return _PLAIN_SCHEME if self.tls is None else _TLS_SCHEME
 
     def url(self, address: Address) -> str:
-        """Where a process on this machine reaches the listener that was bound to `address`."""
+        """Returns the URL at which a process on this machine reaches the listener that was bound to `address`."""
         return f"{self.scheme}{dialled(address)}"
 
     @property

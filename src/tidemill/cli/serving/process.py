@@ -1,4 +1,4 @@
-"""What a long-running command sets for its process: the limit of open files, and its log.
+"""Sets up the process of a long-running command: the limit of open files, and its log.
 
 Logging is on standard error, one line an entry, as text or JSON, in UTC.
 """

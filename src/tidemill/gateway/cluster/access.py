@@ -33,7 +33,7 @@ class Access:
         return None if user is None else user.username
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
-        """What a part keeps for this caller, made when it is first needed."""
+        """Returns the object that a part keeps for this caller, made when it is first needed."""
         if name not in self._kept:
             self._kept[name] = make()
         kept: T = self._kept[name]

@@ -36,7 +36,7 @@ _log = logging.getLogger("tidemill.gateway.producer")
 
 
 class Delivery(NamedTuple):
-    """Where a record was written. The timestamp is the topic's: the record's own, or when it was appended."""
+    """The place of a written record. The timestamp is the topic's: the record's own, or its append time."""
 
     partition: int
     # `NO_OFFSET` for a decommissioned partition: the record is in another one.
@@ -211,7 +211,7 @@ class _Line:
         self._poller.start()
 
     def close(self, drain_s: float) -> None:
-        """What has no outcome by then gets one: it failed."""
+        """Closes the producer. Records without an outcome after `drain_s` fail."""
         self.producer.flush(drain_s)
         self.producer.purge()
         self._is_closing = True

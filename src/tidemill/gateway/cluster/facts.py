@@ -44,7 +44,7 @@ class Topology:
 
 
 class ShareFact(NamedTuple):
-    """Where a share group is in a partition; None where that is not known."""
+    """The start offset, lag and records in flight of a share group in a partition; None where that is not known."""
 
     start_offset: int | None
     lag: int | None
@@ -66,6 +66,6 @@ class GroupFact(NamedTuple):
 
     @property
     def by_deliveries(self) -> list[int]:
-        """How many records in flight were delivered once, twice, and so on."""
+        """The numbers of records in flight that were delivered once, twice, and so on."""
         found = [each.in_flight.by_deliveries for each in (self.shares or {}).values() if each.in_flight]
         return [sum(counts) for counts in zip_longest(*found, fillvalue=0)]

@@ -30,7 +30,7 @@ class Read(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What one partition gave."""
+    """The batches that one partition returned."""
 
     place: TopicPartition
     position: int

@@ -22,7 +22,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Stored(NamedTuple):
-    """What is written in place of a large value."""
+    """The value and headers that are written in place of a large value."""
 
     value: bytes
     headers: Headers

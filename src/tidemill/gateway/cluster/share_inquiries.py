@@ -35,7 +35,7 @@ def is_share_group(listed: ListedGroup) -> bool:
 def share_facts(
     cluster: Cluster, coordinator: Connection, broker_id: int, listed: Sequence[ListedGroup]
 ) -> Iterator[GroupFact]:
-    """Of share groups that this broker coordinates."""
+    """Yields the facts of share groups that this broker coordinates."""
     names = [group.group_id for group in listed]
     described = _describe(coordinator, names) if names else {}
     positions = _positions(coordinator, names) if names else {}

@@ -183,7 +183,7 @@ class Picture:
         }
 
     def share_rows(self, group: GroupFact) -> list[Row]:
-        """Of a share group, by partition."""
+        """Returns the rows of a share group, by partition."""
         sharing = Counter(each for member in group.members for each in member.assignment)
         rows = []
         for partition, each in sorted((group.shares or {}).items()):
@@ -309,7 +309,7 @@ class Picture:
 
 
 def topics_of(group: GroupFact) -> set[str]:
-    """What it reads or has read."""
+    """Returns the topics that a group reads or has read."""
     assigned = (each for member in group.members for each in member.assignment)
     return {each.topic for each in (*group.committed, *(group.shares or ()), *assigned)}
 
@@ -349,7 +349,7 @@ def stuck_group_problem(names: list[str]) -> ProblemText:
 
 
 def sum_known(numbers: Iterable[int | None]) -> int | None:
-    """Of those that are known; None when none is, and there are some."""
+    """Adds up the numbers that are known; None when none is, and there are some."""
     listed = list(numbers)
     known = [each for each in listed if each is not None]
     return sum(known) if known or not listed else None

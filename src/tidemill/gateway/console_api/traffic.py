@@ -25,7 +25,7 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 
 
 def _get(settings: Settings, url: str) -> bytes | None:
-    """What a status listener says; None when it says nothing in time, or no. In a thread."""
+    """Returns the answer of a status listener; None when it does not answer in time, or refuses. Runs in a thread."""
     try:
         context = client_context(settings.security.tls_settings()) if url.startswith("https:") else None
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=context) as response:

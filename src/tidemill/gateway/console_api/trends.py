@@ -19,7 +19,7 @@ STUCK_S = 10.0
 
 
 class Counter(NamedTuple):
-    """What was counted since the gateway started, and when; None before two answers could be compared."""
+    """A count since the gateway started, and its time; None before two answers could be compared."""
 
     total: int | None = None
     taken_s: float = float("-inf")

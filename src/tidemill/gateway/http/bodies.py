@@ -242,7 +242,7 @@ def _check_content_length(request: Request, limit: int) -> None:
 
 
 class _Progress:
-    """How long the next chunk may take."""
+    """The time limit of the next chunk."""
 
     def __init__(self, limits: Limits, *, is_stream: bool = False) -> None:
         self._limits = limits
@@ -373,7 +373,7 @@ class _Splitter:
             del self._buffer[: len(self._buffer) - len(self._buffer.lstrip(_WHITE_SPACE))]
 
     def _end_of_next(self, start: int) -> int | None:
-        """Where the document ends that begins at `start`, behind white space. None when its end is not there yet."""
+        """Returns the end of the document that begins at `start`, behind white space; None when its end is not there yet."""
         buffer = self._buffer
         if self._seen <= start:
             begin = _NOT_SPACE_BYTE.search(buffer, start)

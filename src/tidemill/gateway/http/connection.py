@@ -160,7 +160,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def _fault_of_headers(self) -> Problem | None:
-        """Why the request could mean something else to others than to the gateway."""
+        """Returns the Problem of headers that a proxy could parse differently; None when there is none."""
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             return Problem(505, 505, f"HTTP/{version} is not spoken here, only HTTP/1.1 and HTTP/1.0")

@@ -113,7 +113,7 @@ class Guards:
 
 
 def _host_name(host: str) -> str:
-    """Of a Host header: without the port, and without the brackets of IPv6."""
+    """Returns the host name in a Host header: without the port, and without the brackets of IPv6."""
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 

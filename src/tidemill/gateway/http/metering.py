@@ -26,7 +26,7 @@ part = Part("Gateway")
 
 
 class Meter:
-    """What the gateway counts. Belongs to one event loop."""
+    """The gateway's metrics. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.in_progress = 0

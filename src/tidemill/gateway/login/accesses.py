@@ -220,5 +220,5 @@ def _too_many_users() -> Problem:
 
 
 def shown(name: str) -> str:
-    """What a caller has sent, for the log: in quotes, with escapes, and not too long."""
+    """Formats a name that a caller sent for the log: in quotes, with escapes, and not too long."""
     return ascii(name[:_NAME_CHARACTERS_MAX])

@@ -156,7 +156,7 @@ def basic_credentials(encoded: str) -> Credentials:
 
 
 def token_credentials(token: str) -> Credentials:
-    """Of the bearer of a token. The cluster decides whether it is good; the name is for people and decides nothing."""
+    """Returns the credentials of a token. The cluster decides whether it is good; the name is only for people."""
     if not token or not token.isascii() or not token.isprintable() or len(token) > _TOKEN_CHARACTERS_MAX:
         raise credentials_refused()
     name = "the bearer of a token"

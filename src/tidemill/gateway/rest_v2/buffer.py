@@ -101,7 +101,7 @@ class Buffer:
         self._waiting_bytes = sum(map(size_of, self._waiting))
 
     def answered(self) -> dict[TopicPartition, int]:
-        """Of each partition, the offset after the last record that the caller has got."""
+        """Returns, for each partition, the offset after the last record that the caller has got."""
         return dict(self._answered)
 
     def first_waiting(self, partition: TopicPartition) -> int | None:

@@ -428,7 +428,7 @@ async def _text_of(read: Read, gone: asyncio.Task[None], patience_s: float) -> b
 
 
 def _bounds(request: Request, entry: Entry) -> tuple[float, int]:
-    """How long to wait, in seconds, and how much to answer with."""
+    """Returns the wait in seconds, and the most bytes of an answer."""
     limits = request.app.state.settings.limits
     timeout, max_bytes = request.query_params.get("timeout"), request.query_params.get("max_bytes")
     timeout_s = (

@@ -78,7 +78,7 @@ class Instances:
 
     @property
     def patience_s(self) -> float:
-        """How long the cluster may take."""
+        """The longest time that the cluster may take."""
         return self._settings.timeout_s
 
     async def create(self, access: Access, group: str, options: InstanceOptions) -> Entry:
@@ -166,7 +166,7 @@ class Instances:
                 _log.warning("%d consumer instances did not leave their groups in time", len(pending))
 
     async def finished(self, future: Future[T]) -> T:
-        """What an instance's thread has done. Not waited for longer than the cluster may take."""
+        """Returns the result of an instance's thread. Waits no longer than the cluster may take."""
         try:
             async with asyncio.timeout(self.patience_s):
                 return await asyncio.wrap_future(future)

@@ -87,7 +87,7 @@ _DATA: dict[Kind, Schema] = {Kind.BINARY: nullable(BASE64), Kind.STRING: nullabl
 
 
 def _bodies(name: str, more: dict[str, Schema]) -> dict[str, Schema]:
-    """What a body is in each media type, as schemas with names."""
+    """Returns the schema of a body in each media type, as schemas with names."""
     found: dict[str, Schema] = {}
     for kind, data in _DATA.items():
         record = obj({}, {"key": data, "value": data, "timestamp": _TIMESTAMP, **more})

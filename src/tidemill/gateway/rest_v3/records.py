@@ -152,7 +152,7 @@ async def produce_records(request: Request) -> Response:
 
 
 class _Topic:
-    """Where the records of a request go, and how their reports are written."""
+    """Produces the records of a request to its topic, and writes their reports."""
 
     def __init__(self, backend: Backend, cluster_id: str, topic: str) -> None:
         self._backend = backend

@@ -89,7 +89,7 @@ class Defaults(NamedTuple):
 
 
 class SimpleRecord:
-    """What is written. `where` names the record in what it is refused with."""
+    """A record to write. `where` names the record in the message that refuses it."""
 
     def __init__(self, record: Any, where: str, defaults: Defaults) -> None:
         if not isinstance(record, dict):

@@ -85,7 +85,7 @@ class Job(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What became of a receipt, and why where that is not what was asked for."""
+    """The outcome of a receipt, and the reason where it is not the requested one."""
 
     outcome: str
     error: str | None = None
@@ -184,7 +184,7 @@ class Worker:
                 del self._jobs[receipt]
 
     def lock_ms(self, job: Job) -> int:
-        """How long the lock still lasts."""
+        """Returns how long the lock still lasts."""
         return max(0, round((job.delivery.locked_until_s - time.monotonic()) * 1000))
 
     def topics_of(self, receipts: Iterable[str]) -> set[str]:
@@ -192,7 +192,7 @@ class Worker:
         return {self._jobs[receipt].topic for receipt in receipts if receipt in self._jobs}
 
     async def settle(self, receipt: str, outcome: str) -> Settled:
-        """What became of it: the outcome itself, or `lost`, `unknown`, `unanswered`."""
+        """Settles a receipt. Returns the outcome itself, or `lost`, `unknown`, `unanswered`."""
         job = self._jobs.get(receipt)
         if job is None:
             return Settled(UNKNOWN)
