@@ -105,7 +105,7 @@ class TestSession:
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
 class TestTask:
-    """`write_rows` is all that a task does; in both manners in which a client can speak of its transactions."""
+    """Runs `write_rows`, the whole work of a task, with transaction.version below 2 (old) and with 2 (new)."""
 
     @pytest.fixture(autouse=True)
     def _manner(self, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:

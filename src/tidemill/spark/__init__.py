@@ -44,7 +44,7 @@ def use_this_python(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _running_python() -> str | None:
-    """What the workers of this process's session run, if there is one. PySpark is not imported to find out."""
+    """Returns the Python of this session's workers, if there is a session. PySpark is not imported to find out."""
     module = sys.modules.get("pyspark.core.context")
     context = getattr(getattr(module, "SparkContext", None), "_active_spark_context", None)
     found: str | None = getattr(context, "pythonExec", None)

@@ -47,7 +47,7 @@ def security_properties(options: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BrokerAccess:
-    """How a process of this query reaches the brokers, and what it may read there. Sent to every task."""
+    """The connection settings of a query's processes, and what they may read. Sent to every task."""
 
     # Empty when only files are read.
     bootstrap: str

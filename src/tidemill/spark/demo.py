@@ -131,7 +131,7 @@ class Window(NamedTuple):
 
 
 def windows(cluster: Cluster) -> list[Window]:
-    """What a consumer with read_committed reads of the statistics, by window."""
+    """Returns the statistics that a consumer with read_committed reads, by window."""
     found: dict[str, dict[str, Mapping[str, float]]] = {}
     for value in _committed_values(cluster, STATISTICS):
         result = json.loads(value)

@@ -162,7 +162,7 @@ class UserPipeline:
 
 
 def as_records(result: Any, path: Path) -> DataFrame:
-    """What a pipeline returned, with the columns that the sink takes."""
+    """Returns a pipeline's result with the columns that the sink takes."""
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
 

@@ -47,7 +47,7 @@ _HAS_READ_LIMITS = VERSION >= (4, 2)
 
 
 class SparkTooOld(TidemillError):
-    """What was asked for needs a newer Spark; the text names it."""
+    """The requested feature needs a newer Spark; the message names it."""
 
 
 def require(version: tuple[int, int], what: str) -> None:

@@ -61,7 +61,7 @@ def guess_positions(buffer: Buffer, starts: Ints, counts: Ints) -> Ints | None:
 
 
 def _lanes(buffer: Buffer, starts: Ints, record_count: int) -> Ints:
-    """Where lanes begin: at each batch, and at records found between if that is not enough."""
+    """Returns the starts of lanes: each batch, and records found between if that is not enough."""
     wanted = 4 * math.isqrt(record_count)
     # So wide that nearly every window has a record's beginning.
     width = 2 * (buffer.size // record_count) + 8
@@ -98,7 +98,7 @@ def _candidates(buffer: Buffer, targets: Ints, width: int) -> tuple[Ints, NDArra
 
 
 def _likely_records(buffer: Buffer, positions: Ints, limits: Ints) -> tuple[Ints, Ints]:
-    """Where the records here end, after `limits` if their fields do not add up to their lengths; and their offset deltas."""
+    """Returns records' ends, after `limits` if their fields do not add up to their lengths, and their offset deltas."""
     lengths, at = buffer.read(positions)
     good = (lengths >= RECORD_LENGTH_MIN) & (lengths <= limits - at)
     ends = np.where(good, at + lengths, positions)
@@ -113,7 +113,7 @@ def _likely_records(buffer: Buffer, positions: Ints, limits: Ints) -> tuple[Ints
 
 
 def _walk_lanes(buffer: Buffer, lanes: Ints, ends: Ints, steps_max: int) -> Ints | None:
-    """Where each lane is after each step, until all are at their ends or have passed them.
+    """Returns the position of each lane after each step, until all are at their ends or have passed them.
 
     Those that are done go on with the next one's records. So lanes of very different lengths would mostly walk in vain, and
     this gives up.

@@ -84,7 +84,7 @@ def _encode(
 
 
 class _Pieces(NamedTuple):
-    """What goes into records, as columns; `sizes` is what a record takes without its length and deltas."""
+    """The parts of records as columns; `sizes` is what a record takes without its length and deltas."""
 
     keys: pa.Array | pa.Scalar
     key_lengths: Ints

@@ -149,7 +149,7 @@ def _header_spans(buffer: Buffer, fields: Fields, offsets: NDArray[np.int32]) ->
 def _ends(
     starts: Ints, lengths: Ints, ends: Ints, reason: str, records: NDArray[np.intp] | None = None
 ) -> Ints:
-    """Where fields end, which must not be after their records."""
+    """Returns the ends of fields, which must not be after their records."""
     lengths = np.maximum(lengths, 0)
     _refuse(lengths > ends - starts, reason, records)
     return starts + lengths

@@ -98,7 +98,7 @@ def zigzag(values: NDArray[np.integer[Any]]) -> Words:
 
 
 def sizes(words: Words) -> Ints:
-    """How many bytes each takes as a varint."""
+    """Returns the number of bytes that each takes as a varint."""
     result = np.ones(len(words), dtype=np.int64)
     largest = int(words.max(initial=0))
     for bits in range(7, 64, 7):

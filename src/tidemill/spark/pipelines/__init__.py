@@ -58,7 +58,7 @@ class Table:
 
 @dataclass
 class Summary:
-    """What was done: names with their values, then tables. Names are words, such as "records written"."""
+    """The results of a run: names with their values, then tables. Names are words, such as "records written"."""
 
     fields: list[tuple[str, Value]] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)

@@ -51,7 +51,7 @@ def open_cluster(options: argparse.Namespace) -> Cluster:
 
 
 def require_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
-    """How many partitions each has; one that is missing is an error."""
+    """Returns the number of partitions of each topic; one that is missing is an error."""
     counts = {}
     for topic in topics:
         try:
@@ -82,7 +82,7 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def checkpoint_dir(options: argparse.Namespace, cluster: Cluster, name: str, topics: Iterable[str]) -> str:
-    """What --checkpoint says, or always the same directory for the same pipeline, cluster and topics."""
+    """Returns --checkpoint, or always the same directory for the same pipeline, cluster and topics."""
     if getattr(options, "checkpoint", None):
         return str(options.checkpoint)
     cluster_id = Admin(cluster).describe_cluster().cluster_id

@@ -319,7 +319,7 @@ def _decider(
 
 
 def _as_arrow(rows: list[dict[str, Any]]) -> Any:
-    """Of the types of `_SCHEMA`."""
+    """Returns the rows as an Arrow array with the types of `_SCHEMA`."""
     import pyarrow as pa
 
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

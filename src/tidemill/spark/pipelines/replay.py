@@ -108,7 +108,7 @@ def check(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Replaying:
-    """What every task has to know."""
+    """The settings that every task of a replay needs."""
 
     access: BrokerAccess
     name: str

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """What is wrong is said before a session starts."""
+    """Refuses wrong options before a session starts."""
     if options.top_keys < 1:
         raise PipelineError(f"--top-keys {options.top_keys}: it should be 1 or more")
     if not Path(options.output).absolute().parent.is_dir():

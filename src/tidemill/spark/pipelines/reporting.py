@@ -41,11 +41,11 @@ class Status:
     """Records that the topics hold and the query has not read."""
     batch: int | None = None
     share: float | None = None
-    """How much is done, from 0 to 1, where the end is known."""
+    """The share that is done, from 0 to 1, where the end is known."""
 
 
 class Totals(NamedTuple):
-    """What a query did from its start to its end."""
+    """The totals of a query from its start to its end."""
 
     rows: int
     batches: int

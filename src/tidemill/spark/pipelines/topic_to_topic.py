@@ -80,7 +80,7 @@ def add_flow_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_flow(options: argparse.Namespace) -> None:
-    """What is wrong is said before a session starts."""
+    """Refuses wrong options before a session starts."""
     if options.to_topic in options.from_topic:
         raise PipelineError(f"topic {options.to_topic} cannot be read and written by the same pipeline")
     with open_cluster(options) as cluster:

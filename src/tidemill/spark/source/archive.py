@@ -111,7 +111,7 @@ class Manifest:
 
     @property
     def end_offset(self) -> int:
-        """Where archiving goes on; -1 when nothing is archived yet."""
+        """The offset at which archiving goes on; -1 when nothing is archived yet."""
         return self.chunks[-1].end_offset if self.chunks else -1
 
     def between(self, start_offset: int, end_offset: int) -> list[Chunk]:

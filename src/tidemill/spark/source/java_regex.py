@@ -125,7 +125,7 @@ class _Translator:
     # --- escapes ---
 
     def _escape(self) -> str:
-        """What follows a backslash, outside of a class."""
+        """Translates the escape after a backslash, outside of a class."""
         char = self._take("a backslash at the end")
         if char == "Q":
             return "".join(map(re.escape, self._quoted()))
@@ -143,7 +143,7 @@ class _Translator:
         return re.escape(*characters) if len(characters) == 1 else _shown(characters, is_negated=False)
 
     def _characters(self, char: str) -> frozenset[str]:
-        """What an escape stands for, within a class or not. The position is behind `char`."""
+        """Returns the characters that an escape stands for, within a class or not. The position is behind `char`."""
         if char in "pP":
             named = self._property()
             return named if char == "p" else _ASCII - named

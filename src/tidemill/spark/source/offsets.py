@@ -38,7 +38,7 @@ _ASSIGN_FORM = '{"topic":[0,1]}'
 
 
 class OffsetRange(NamedTuple):
-    """What one query reads of one partition: [start_offset, end_offset)."""
+    """The range of one partition that one query reads: [start_offset, end_offset)."""
 
     partition: TopicPartition
     start_offset: int

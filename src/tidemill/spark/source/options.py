@@ -405,7 +405,7 @@ class _Parser:
 
 
 def _check_order(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
-    """What can be said before the cluster is asked."""
+    """Checks the order of both ends, as far as it is known without the cluster."""
     match starting, ending:
         case AtTimestamp(first), AtTimestamp(last):
             pairs = [("the read", first, last)]

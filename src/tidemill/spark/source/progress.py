@@ -55,7 +55,7 @@ _HAS_MEMBERS = {
 
 
 class InitialOffsets:
-    """Where this run of a query began, if it has been asked for that."""
+    """The offsets at which this run of a query began, if it has been asked for them."""
 
     def __init__(self) -> None:
         self._told: Offsets | None = None

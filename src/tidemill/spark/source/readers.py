@@ -259,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._latest) if self._latest else None
 
     def _ends(self, begun: Offsets) -> Offsets:
-        """Where the partitions end now; with AvailableNow, where they ended when this was first asked."""
+        """Returns the end offsets of the partitions now; with AvailableNow, those at the first call."""
         if self._target is not None:
             return {each: max(end, begun.get(each, 0)) for each, end in self._target.items()}
         try:

@@ -87,7 +87,7 @@ class SegmentPart(NamedTuple):
 
 
 class Leader(NamedTuple):
-    """What the cluster says of a partition: the id of its topic, up to where it may be read, and where epochs end."""
+    """The cluster's facts about a partition: its topic's id, the end of what may be read, and the ends of epochs."""
 
     topic_id: str
     readable_end: int
@@ -269,7 +269,7 @@ class Replica:
         return f"{self.folder}/{segment_name(base_offset)}.{suffix}"
 
     def parts(self, start_offset: int, end_offset: int) -> list[SegmentPart]:
-        """Of a range within what may be read; none larger than about `SPLIT_BYTES`, together without a gap."""
+        """Returns the parts of a readable range: none larger than about `SPLIT_BYTES`, together without a gap."""
         found = []
         for base, following in zip(self.base_offsets, self.base_offsets[1:], strict=False):
             if base < end_offset and following > start_offset:

@@ -133,7 +133,7 @@ class _Planner:
         )
 
     def held_range(self, partition: TopicPartition) -> OffsetRange:
-        """What a query without brokers reads of a partition."""
+        """Returns the range that a query without brokers reads of a partition."""
         manifest, replica = self._manifests.get(partition), self._replicas.get(partition)
         holders = [each for each in (manifest, replica) if each is not None]
         first = min((each.first_offset for each in holders), default=0)
@@ -184,7 +184,7 @@ class _Planner:
         return wanted.end_offset if found is None else min(wanted.end_offset, found)
 
     def _kept(self, partition: TopicPartition, start: int, end: int) -> int:
-        """Where the log can go on from; what lies between is lost."""
+        """Returns the offset at which the log can go on; reports the records before it as lost."""
         log_start = self._log_starts.get(partition, start)
         if start >= log_start or start >= end:
             return start
@@ -372,7 +372,7 @@ def _timestamp_of(position: Position, partition: TopicPartition) -> int | None:
 
 
 def _data_dirs(cluster: Cluster) -> str:
-    """Where the brokers say that their files are, which helps where those files are here too."""
+    """Returns the data directories that the brokers report, for processes that have those files, too."""
     admin = Admin(cluster)
     paths = [found.log_dir for broker_id in cluster.broker_ids() for found in admin.log_dirs(broker_id)]
     if not paths:

@@ -24,7 +24,7 @@ _NO_LIMIT = -1
 
 @dataclass
 class Log:
-    """What the brokers tell about the chosen topics."""
+    """The brokers' facts about the chosen topics."""
 
     partition_counts: dict[str, int]
     replica_counts: dict[str, int]
@@ -38,11 +38,11 @@ class Log:
 
     @property
     def record_count(self) -> int:
-        """By offsets: what is compacted away, and what marks the end of a transaction, counts too."""
+        """The number of offsets, those of compacted records and of transaction markers included."""
         return sum(end - start for start, end in self.ranges.values())
 
     def setting(self, topic: str, key: str) -> int | None:
-        """A limit; None stands for none."""
+        """Returns a limit of a topic; None when it has none."""
         text = self.settings[key].get(topic)
         return None if text is None or int(text) == _NO_LIMIT else int(text)
 
@@ -55,7 +55,7 @@ class LogDir:
 
 
 def ask_brokers(cluster: Cluster, chosen: Sequence[str] | None, last_ms: int | None, wall_ms: int) -> Log:
-    """Of the chosen topics, or of all but internal ones."""
+    """Reads the log of the chosen topics, or of all but internal ones, from the brokers."""
     admin = Admin(cluster)
     if chosen:
         names = list(dict.fromkeys(chosen))
@@ -113,7 +113,7 @@ def _ask_disks(admin: Admin, log: Log, partitions: list[TopicPartition]) -> None
 
 
 def lags(cluster: Cluster, log: Log) -> list[Lag]:
-    """Of every group, the partitions of these topics that it has committed or is assigned."""
+    """Returns the lag of every group in the partitions of these topics that it has committed or is assigned."""
     admin = GroupAdmin(cluster)
     found: list[Lag] = []
     for listed in admin.groups():

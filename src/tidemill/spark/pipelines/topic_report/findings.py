@@ -27,7 +27,7 @@ class PartitionUse:
     disk_bytes: int | None
     """On all replicas together; None when the brokers do not tell."""
     share: float
-    """Of the topic's record bytes."""
+    """The share of the topic's record bytes."""
     fair_share: float
 
     @property
@@ -42,7 +42,7 @@ class KeyUse:
     records: int
     record_bytes: int
     share: float
-    """Of the topic's records."""
+    """The share of the topic's records."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written in one hour or day, of all topics together."""
+    """The records written in one hour or day, of all topics together."""
 
     start_ms: int
     records: int
@@ -96,7 +96,7 @@ class Findings:
     bucket_ms: int = 0
     forecasts: list[Forecast] = field(default_factory=list)
     forecast_refusal: str | None = None
-    """Why there is no forecast."""
+    """The reason for which there is no forecast."""
     remarks: list[str] = field(default_factory=list)
 
     @property

@@ -70,7 +70,7 @@ class Rate:
 
 
 def complete_hours(hours: Mapping[int, float], first_ms: int, wall_ms: int) -> list[float]:
-    """What fell into each whole hour from `first_ms` to now; an hour without an entry is one of nothing."""
+    """Returns the value of each whole hour from `first_ms` to now; 0 for an hour without an entry."""
     start = -(-first_ms // HOUR_MS)
     end = wall_ms // HOUR_MS
     return [float(hours.get(hour * HOUR_MS, 0.0)) for hour in range(start, end)]
@@ -149,7 +149,7 @@ class TopicGrowth:
     limit_bytes: float | None = None
 
     def final_bytes(self, per_day: float) -> float:
-        """What it takes in the end. What it takes now is kept even when the rate has fallen since: the safe side."""
+        """Returns the bytes that it takes in the end: at least those of now, even when the rate has fallen since."""
         limits = []
         if self.retention_days is not None:
             limits.append(per_day * self.retention_days)
@@ -158,7 +158,7 @@ class TopicGrowth:
         return max(self.now_bytes, min(limits)) if limits else math.inf
 
     def bends_after_days(self, per_day: float) -> float:
-        """When it meets its limit."""
+        """Returns the days until it meets its limit."""
         return (self.final_bytes(per_day) - self.now_bytes) / per_day if per_day > 0 else 0.0
 
     def after(self, days: float, per_day: float) -> float:

@@ -30,7 +30,7 @@ _SLICES = 8
 
 @dataclass
 class Counts:
-    """What the records tell, scaled up to the ranges."""
+    """Counts over the records, scaled up to the ranges."""
 
     by_partition: dict[TopicPartition, tuple[int, int]]
     keyless: dict[str, int]
