@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[RecordT, ReplyT]):
-    """What a machine wants written, what it answers once that is committed, and what else is to happen.
+    """A machine's decision: records to write, the reply once they are committed, and effects.
 
     `reply` answers the request at hand, `answers` requests that were held back. An answer is a response message, or the
     `ApiError` to put into one. `effects` are reported when the decision is carried out. `committed_effects` are reported
@@ -77,7 +77,7 @@ class Machine(Protocol[RecordT, RawT_co]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """When `expire` is due next; a time that has passed means at once, None means never."""
+        """The time at which `expire` is due next; a time that has passed means at once, None means never."""
 
     def decide(self, request: Any, token: int, steady_ms: int) -> Decision[RecordT, Any]:
         """Decides about one request. `ApiError` refuses it."""

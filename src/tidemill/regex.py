@@ -128,7 +128,7 @@ class Regex:
         return [name for name in names if self.matches(name)]
 
     def groups(self, name: str) -> list[tuple[int, int] | None] | None:
-        """Where each group matched, the whole name first; None when the name does not match."""
+        """Returns the span of each group, the whole name first; None when the name does not match."""
         slots: _Slots = (None,) * (2 * self.group_count)
         threads = self._threads([(self._begin, slots)], at=0, length=len(name))
         for index, char in enumerate(name):

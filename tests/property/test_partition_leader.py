@@ -1,7 +1,7 @@
 """A partition's leader against a controller that answers late, twice, or never.
 
-Whatever happens, every broker in the ISR that the controller has committed must hold all that the leader has shown:
-any of them may be the next leader.
+Every broker in the ISR that the controller has committed must hold all records below the leader's high watermark: any
+of them may be the next leader.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ READ_UNCOMMITTED = "read_uncommitted"
 
 
 class OffsetReset(Enum):
-    """Where a share group begins in a partition that it has never read."""
+    """The offset at which a share group begins in a partition that it has never read."""
 
     EARLIEST = "earliest"
     LATEST = "latest"

@@ -147,7 +147,7 @@ class Controller:
         return decision
 
     def _note(self, records: Sequence[Record], steady_ms: int) -> None:
-        """What a decision makes due; the records are not replayed yet."""
+        """Notes what a decision makes due; its records are not replayed yet."""
         for record in records:
             if isinstance(record, ConfigRecord) and record.name == _UNCLEAN:
                 self._unclean_due_ms = steady_ms

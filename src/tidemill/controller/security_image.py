@@ -118,7 +118,7 @@ SECURITY_RECORDS = tuple(_HANDLERS)
 
 
 def security_records(image: SecurityImage) -> Iterator[DataMessage]:
-    """What a snapshot holds of it."""
+    """Yields the records of a snapshot of the security image."""
     for (name, mechanism), kept in image.scram_credentials.items():
         yield credential_record(name, mechanism, kept)
     for acl_id, binding in image.acls.items():

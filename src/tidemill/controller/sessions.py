@@ -60,7 +60,7 @@ class Sessions:
         return session is not None and session.was_heard
 
     def deadline_ms(self, image: MetadataImage) -> int | None:
-        """When the first session ends; 0 for a broker that never had one."""
+        """Returns the time at which the first session ends; 0 for a broker that never had one."""
         return min((self._broker_end_ms(broker) for broker in _unfenced(image)), default=None)
 
     def expired(self, image: MetadataImage, steady_ms: int) -> BrokerImage | None:

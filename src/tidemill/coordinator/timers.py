@@ -51,7 +51,7 @@ class Timers(Generic[ResultT]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """When to check the timers again: at the next timer's time or earlier."""
+        """The time at which to check the timers again: the next timer's time or earlier."""
         while self._heap:
             at_ms, _sequence, key = self._heap[0]
             if key in self._timers:

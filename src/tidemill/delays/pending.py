@@ -49,7 +49,7 @@ class PendingRecord(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """What a snapshot still needs of records that went while it was written, by offset."""
+    """The data that a snapshot still needs of records that went while it was written, by offset."""
 
     scheduled: dict[int, Scheduled]
     markers: dict[int, int]

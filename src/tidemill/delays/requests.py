@@ -66,7 +66,7 @@ class InvalidDelay(TidemillError):
 
 
 class Limits(NamedTuple):
-    """What a topic allows: `tidemill.delays.max.ms` and `tidemill.delays.interval.min.ms`."""
+    """The limits of a topic: `tidemill.delays.max.ms` and `tidemill.delays.interval.min.ms`."""
 
     delay_ms_max: int
     interval_ms_min: int
@@ -105,7 +105,7 @@ class Copy(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What the appender learns of a batch. `errors` are (index in the batch, sentence) of records to refuse."""
+    """The appender's findings about a batch. `errors` are (index in the batch, sentence) of records to refuse."""
 
     has_hidden: bool
     needs_append_time: bool
@@ -163,7 +163,7 @@ def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Steps[In
 
 
 def meaning_of(record: Record) -> Delayed | Cancel | Carried | Copy | None:
-    """What a record of the log means; None for an ordinary one. Limits do not apply: it was accepted."""
+    """Returns the meaning of a record in the log; None for an ordinary one. Limits do not apply: it was accepted."""
     fields = {header.key: header.value for header in record.headers if header.key.startswith("tidemill-")}
     if fields.keys().isdisjoint(PRODUCER_HEADERS) and fields.keys().isdisjoint(BROKER_HEADERS):
         return None

@@ -101,7 +101,7 @@ class FrozenDelays:
     def _of_pending(
         self, count: int, live: Mapping[int, _T], gone: Mapping[int, _T]
     ) -> Iterator[Sequence[tuple[int, _T]]]:
-        """What the records that are pending in the frozen state have in a map, which changes."""
+        """Yields the values in a changing map for the records that are pending in the frozen state."""
         if not count:
             return
         for offsets, _ in self.offsets:

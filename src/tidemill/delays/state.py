@@ -59,7 +59,7 @@ class Staged(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """How to undo an effect of the batch at `at`. `needs_offset` is the first record that comes back, or -1."""
+    """Undoes an effect of the batch at `at`. `needs_offset` is the first record that comes back, or -1."""
 
     at: int
     undo: Callable[..., object]
@@ -68,7 +68,7 @@ class _Change(NamedTuple):
 
 
 class PartitionDelays:
-    """What is pending, hidden, staged and due in one partition."""
+    """The pending, hidden, staged and due records of one partition."""
 
     __slots__ = (
         "_applying_from",
@@ -226,7 +226,7 @@ class PartitionDelays:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When `due` should be called next; None while nothing is pending. It may be early, never late."""
+        """The time at which to call `due` next; None while nothing is pending. It may be early, never late."""
         return self.pending.queue.next_due_ms
 
     @property

@@ -101,7 +101,7 @@ def _compiled(condition: Condition) -> Keeps:
 
 
 def _cheapest_first(parts: Sequence[Condition]) -> list[Condition]:
-    """What is decided by the key or by one set comes before what loops over headers."""
+    """Sorts conditions: those decided by the key or by one set come before those that loop over headers."""
     return sorted(parts, key=_cost)
 
 

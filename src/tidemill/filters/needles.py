@@ -80,7 +80,7 @@ def _common_beginning(ordered: Sequence[bytes]) -> bytes:
 
 
 def _groups(condition: Condition) -> set[_Group]:
-    """What `condition` requires. It is empty when nothing is known."""
+    """Returns the groups that `condition` requires; none when nothing is known."""
     match condition:
         case And(parts):
             return set().union(*map(_groups, parts))

@@ -45,7 +45,7 @@ Places = Sequence[tuple[int, int]]
 
 
 class KeptRecords(NamedTuple):
-    """What is left of a batch: the parts of its header before and after the checksum, and the (compressed) records."""
+    """The kept part of a batch: its header before and after the checksum, and the (compressed) records."""
 
     front: bytes
     checked: bytes
@@ -64,7 +64,7 @@ class KeptRecords(NamedTuple):
 
 
 def kept_uncompressed(chunk: bytes, position: int, places: Places) -> KeptRecords:
-    """What is left of the batch at a position, which has no codec. The places are those after its header."""
+    """Returns the kept part of the batch at a position, which has no codec. The places are those after its header."""
     body_at = position + HEADER_SIZE
     if len(places) == 1:
         ((start, end),) = places

@@ -67,7 +67,7 @@ Restate = Callable[[bytes, BatchHeader, Sequence[RawRecord]], Steps[list[bytes] 
 
 
 class Skipping(NamedTuple):
-    """How a read skips parts of sealed segments. `probe` must exclude only what `Select` leaves out."""
+    """Skips parts of sealed segments in a read. `probe` must exclude only what `Select` leaves out."""
 
     probe: Probe
     indexes: TagIndexes
@@ -397,7 +397,7 @@ class FilteredRead:
             self._skip_to(min(following, end_offset))
 
     def _following(self, segment: Segment) -> int | None:
-        """Where the next segment begins."""
+        """Returns the base offset of the next segment."""
         bases = (each.base_offset for each in self.log.segments)
         return next((base for base in bases if base > segment.base_offset), None)
 
@@ -408,7 +408,7 @@ class FilteredRead:
         whole: FileSlice,
         places: Places | None = None,
     ) -> Steps[Kept | None]:
-        """What is kept of a batch; None when that is nothing. `places` are the kept records, where they are known."""
+        """Returns the kept part of a batch; None when there is none. `places` are the kept records, where they are known."""
         if not header.record_count:
             return None
         try:
@@ -458,7 +458,7 @@ class FilteredRead:
         self.is_full = self.length >= self._max_bytes
 
     def result(self) -> Filtered | None:
-        """What was found, ending with an empty batch when nothing is kept of the last batches."""
+        """Returns the kept batches, ending with an empty batch when nothing is kept of the last batches."""
         parts = list(self._parts)
         first, end = self._empty_from, self.next_offset
         if first < end:
@@ -474,7 +474,7 @@ class FilteredRead:
 
 
 def _bytes_at_once(found: Sequence[Found], number: int, *, is_exact: bool) -> int:
-    """How much to read for a batch: neighbours that are read anyway come along. Of a whole one the header is enough."""
+    """Returns how much to read for a batch: with neighbours that are read anyway. Of a whole one the header is enough."""
     first = found[number]
     if first.records is None or (is_exact and len(first.records) == first.record_count):
         return HEADER_SIZE

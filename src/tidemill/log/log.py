@@ -536,7 +536,7 @@ class Log:
         return removed
 
     def expired_end(self, wall_ms: int, high_watermark: int) -> int:
-        """Where the segments end that retention would delete."""
+        """Returns the end offset of the segments that retention would delete."""
         count = self._count_expired(wall_ms, high_watermark) if self.config.is_deleted else 0
         return self._end_of(count - 1) if count else self.log_start_offset
 

@@ -84,7 +84,7 @@ def error_response(
 
 
 def _failing_entry(spec: FieldSpec, version: int) -> type[Struct] | None:
-    """What the list consists of, when that has an error code, at whatever depth."""
+    """Returns the type of the list's entries when it has an error code, at whatever depth; else None."""
     if not isinstance(spec.kind, ArrayOf) or not isinstance(spec.kind.element, StructType):
         return None
     element: type[Struct] = spec.kind.element

@@ -259,7 +259,7 @@ class RaftMachine:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the machine must be stepped next; None when only an event can change anything."""
+        """The time at which the machine must be stepped next; None when only an event can change anything."""
         q = self._q
         times: list[int | None] = []
         match q.role:

@@ -115,7 +115,7 @@ def leave_for_larger_epoch(q: QuorumState, epoch: int, steady_ms: int) -> None:
 
 
 def claim_error(q: QuorumState, leader_id: int, epoch: int) -> ErrorCode:
-    """Why this replica rejects a claim to lead, or to have led, in `epoch`; NONE when it accepts it."""
+    """Returns the error of a claim to lead, or to have led, in `epoch`; NONE when this replica accepts it."""
     if is_stale(q, epoch):
         return ErrorCode.FENCED_LEADER_EPOCH
     if leader_id < 0 or leader_id == q.own.id or not q.is_credible(epoch):

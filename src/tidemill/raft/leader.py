@@ -165,7 +165,7 @@ def advance_high_watermark(q: QuorumState, leader: Leader) -> None:
 
 
 def leader_only_error(q: QuorumState, epoch: int) -> ErrorCode:
-    """Why this replica cannot serve a leader's request in `epoch`; NONE when it can."""
+    """Returns the error of a leader's request in `epoch` to this replica; NONE when it can serve it."""
     if epoch < q.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if epoch > q.epoch:

@@ -50,7 +50,7 @@ class Requests:
         return self._paused_until_ms.get(destination, steady_ms) <= steady_ms
 
     def ready_at_ms(self, destination: int) -> int | None:
-        """When `is_ready` becomes true; None when it is true already."""
+        """Returns the time at which `is_ready` becomes true; None when it is true already."""
         in_flight = self._in_flight.get(destination)
         if in_flight is not None:
             return in_flight.deadline_ms

@@ -21,7 +21,7 @@ _NO_EPOCH = -1
 
 
 class FollowerLog(Protocol):
-    """What the machine reads of the log."""
+    """The part of the log that the machine reads."""
 
     @property
     def log_start_offset(self) -> int: ...
@@ -74,7 +74,7 @@ _LEADER_RETRY_MS = 50
 
 
 class FetchPosition(NamedTuple):
-    """What the next fetch names."""
+    """The offsets and epochs of the next fetch."""
 
     fetch_offset: int
     last_fetched_epoch: int
@@ -99,7 +99,7 @@ class PartitionFollower:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When a back-off ends; None when no time is waited for."""
+        """The time at which a back-off ends; None when no time is waited for."""
         return self._retry_ms if self.state is FetchState.BACKING_OFF else None
 
     def is_ready(self, steady_ms: int) -> bool:

@@ -75,7 +75,7 @@ class StaleFollower(Exception):
 
 @dataclass(slots=True)
 class FollowerState:
-    """What the leader knows of one other replica."""
+    """The leader's knowledge of one other replica."""
 
     broker_id: int
     broker_epoch: int = _NO_EPOCH

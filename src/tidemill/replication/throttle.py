@@ -24,7 +24,7 @@ class RateLimit:
         return min(rate, self._balance + (steady_ms - self._last_ms) * rate / 1000)
 
     def wait_ms(self, steady_ms: int) -> int:
-        """How long nothing may be sent; 0 when something may."""
+        """Returns how long nothing may be sent; 0 when something may."""
         rate = self.bytes_per_s
         if rate == UNLIMITED:
             return 0

@@ -58,7 +58,7 @@ def login_of(
     password: str = NODE_PASSWORD,
     kind: type[LinkSecurity] = LinkSecurity,
 ) -> LinkSecurity:
-    """What a simulated client logs in with. Its arithmetic takes no simulated time."""
+    """Returns the login of a simulated client. Its arithmetic takes no simulated time."""
 
     async def run_now(function: Callable[[], Any]) -> Any:
         return function()
@@ -153,7 +153,7 @@ class Guards:
         self._acknowledged_rules_are_in_force(machine, node)
 
     def sight(self, host: str) -> Sight | None:
-        """What a broker goes by now; None while it is down."""
+        """Returns the ACLs and credentials that a broker applies now; None while it is down."""
         machine = self._machines[host]
         node = machine.node
         if node is None or machine.process is None:

@@ -55,7 +55,7 @@ class Plan:
 
 
 class Stage:
-    """Where the clients of one seed act."""
+    """The cluster, network and clients of one seed."""
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.seed = seed
@@ -139,7 +139,7 @@ class Stage:
         return self.health() == ""
 
     def health(self) -> str:
-        """Why the cluster is not healthy; empty when every node is up and every replica in sync."""
+        """Returns why the cluster is not healthy; empty when every node is up and every replica in sync."""
         for machine in self.cluster.machines.values():
             node = machine.node
             if node is None or machine.process is None or machine.process.loop.is_paused:

@@ -41,7 +41,7 @@ class OAuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What this node logs in with. An OAUTHBEARER token is read from a file each time."""
+    """The credentials with which this node logs in. An OAUTHBEARER token is read from a file each time."""
 
     mechanism: str
     username: str = ""

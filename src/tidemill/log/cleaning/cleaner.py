@@ -101,7 +101,7 @@ class CleanedGroup(NamedTuple):
 
 
 class CleaningResult(NamedTuple):
-    """What a cleaning did."""
+    """The result of a cleaning."""
 
     groups: tuple[CleanedGroup, ...]
     # The next first dirty offset, once every group has been swapped in.

@@ -43,7 +43,7 @@ def _check_int64(delta_ms: int) -> int:
 
 
 def delete_horizon_of(header: BatchHeader) -> int | None:
-    """When the tombstones of this batch may be removed; None when no cleaning has set the delete horizon."""
+    """Returns the time at which the tombstones of a batch may be removed; None when no cleaning has set a delete horizon."""
     return header.base_timestamp if header.attributes & DELETE_HORIZON else None
 
 

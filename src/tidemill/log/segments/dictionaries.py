@@ -239,7 +239,7 @@ class Columns(NamedTuple):
 
 
 class Verdict:
-    """What a filter says about the records of runs with certain dictionaries."""
+    """A filter's decision about the records of runs with certain dictionaries."""
 
     __slots__ = ()
 
@@ -285,7 +285,7 @@ class Probe:
         self._verdicts: dict[tuple[bytes | None, bytes | None], Verdict] = {}
 
     def verdict(self, keys: bytes | None, headers: bytes | None) -> Steps[Verdict]:
-        """What the filter says about runs with these dictionaries; None stands for one that is not listed."""
+        """Returns the filter's decision about runs with these dictionaries; None stands for one that is not listed."""
         known_by = keys if self._uses_key else b"", headers if self._header_names else b""
         verdict = self._verdicts.get(known_by)
         if verdict is None:

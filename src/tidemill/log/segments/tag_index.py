@@ -514,7 +514,7 @@ def _batches_with(records: _Records, kept: bytes, start: int, position: int) -> 
 
 
 def _places(sizes: array[int], kept: bytes, first: int, end: int, hit: int) -> list[tuple[int, int]]:
-    """Where in the records of a batch, which are those from `first` to `end`, the kept ones are. `hit` is the first."""
+    """Returns the kept records' places in a batch, which has the records from `first` to `end`. `hit` is the first."""
     if kept.count(1, hit, end) > _SUMMED_MAX:
         # Loops in C over all records are faster here than one in Python over those that are kept.
         bounds = list(accumulate(sizes[first:end], initial=0))

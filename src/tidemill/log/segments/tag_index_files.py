@@ -44,7 +44,7 @@ class Indexing(NamedTuple):
 
     @classmethod
     def of_next_part(cls, segment: Segment) -> Indexing:
-        """Of the batches of a growing segment that no part has yet."""
+        """Returns the indexing of a growing segment's batches that no part has yet."""
         return cls.of(segment)._replace(start_position=segment.tag_index_end, is_part=True)
 
     @property

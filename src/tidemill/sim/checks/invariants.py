@@ -68,7 +68,7 @@ class _Ledger:
         self.shown[epoch] = max(self.shown.get(epoch, 0), end)
 
     def committed_before(self, epoch: int) -> int:
-        """What a leader of this epoch must have.
+        """Returns the end of the records that a leader of this epoch must have.
 
         Later epochs do not count: a leader may learn of its election after others have replaced it.
         """
@@ -77,7 +77,7 @@ class _Ledger:
 
 @dataclass(slots=True)
 class _Seen:
-    """How far one process's replica has been read."""
+    """The progress of reading one process's replica."""
 
     log: Log | None = None
     log_end: int = -1
@@ -185,7 +185,7 @@ class Invariants:
         self._read_on(machine, _METADATA_KEY, seen, log, raft.high_watermark)
 
     def _nothing_vouched_for_is_lost(self, machine: Machine, log: Log) -> None:
-        """What a voter has claimed to have on disk is there after a power failure.
+        """Checks that a log still has, after a power failure, the records that its voter claimed to have on disk.
 
         A log that was found damaged is excepted: the node knows it, and takes no part until it has everything again.
         """

@@ -20,7 +20,7 @@ _NAMED_MAX = 3
 
 
 class KeyedPlace(NamedTuple):
-    """Where a record is stored. Places of one partition number are in the order of time."""
+    """The place of a stored record. Places of one partition number are in the order of time."""
 
     partition: int
     leader_epoch: int
@@ -32,7 +32,7 @@ class KeyedPlace(NamedTuple):
 
 @dataclass(slots=True)
 class KeyedHistory:
-    """What the clients of the topic have seen. The producer of a message is a client and a key."""
+    """The observations of a topic's clients. The producer of a message is a client and a key."""
 
     topic: str
     sent: set[MessageId] = field(default_factory=set)

@@ -145,7 +145,7 @@ TransactionHistory = Sequence[TransactionEvent]
 
 @dataclass(slots=True)
 class _Transaction:
-    """What is known of one transaction."""
+    """The facts about one transaction."""
 
     name: TransactionName
     producer_id: int
@@ -386,7 +386,7 @@ def a_fenced_producer_writes_nothing(history: TransactionHistory) -> Iterator[st
 
 
 def _fenced_s(given: Iterable[Initialised], epoch: int) -> float:
-    """When a later epoch was given out for the first time."""
+    """Returns the time at which a later epoch was given out for the first time."""
     return min((each.at_s for each in given if each.producer_epoch > epoch), default=math.inf)
 
 

@@ -95,7 +95,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Query:
-    """What all drivers and tasks of one query share."""
+    """The state that all drivers and tasks of one query share."""
 
     name: str
     rows: Sequence[TopicPartition]

@@ -37,7 +37,7 @@ _QUIET_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a record asks for. `due_ms` is None for an ordinary one, `cancels` is the number of a message."""
+    """The request in a record. `due_ms` is None for an ordinary one, `cancels` is the number of a message."""
 
     due_ms: int | None = None
     cancels: int | None = None
@@ -193,7 +193,7 @@ class DelayedCrowd:
         return not stage.violations
 
     def _missing(self) -> list[tuple[MessageId, DelayedReader]]:
-        """What was taken and not seen, and by which reader. Nothing more is taken when the producers are done."""
+        """Returns taken messages with the readers that have not seen them. Complete when the producers are done."""
         taken = [event for event in self.events if isinstance(event, Taken)]
         cancelled = _cancelled(taken)
         return [
