@@ -47,6 +47,8 @@ from tidemill.raft.state import QuorumState
 from tidemill.raft.tracker import Tracker
 from tidemill.raft.voters import ReplicaKey
 
+_STRANGERS_WAIT_MS = 1_000
+
 # -- beginning and ending ------------------------------------------------------------------------------------
 
 
@@ -212,7 +214,9 @@ def answer_fetch(q: QuorumState, event: FetchRequested, steady_ms: int) -> None:
     if replica is not None:
         q.role.tracker.fetched(replica, part.fetch_offset, q.role.log_end_offset, steady_ms)
         advance_high_watermark(q, q.role)
-    delayed = DelayedFetch(event.token, part, request.max_bytes, steady_ms + max(request.max_wait_ms, 0))
+    # A stranger may leave any number of fetches behind, so they do not wait for long.
+    wait_ms = request.max_wait_ms if replica is not None else min(request.max_wait_ms, _STRANGERS_WAIT_MS)
+    delayed = DelayedFetch(event.token, part, request.max_bytes, steady_ms + max(wait_ms, 0))
     if _is_due(q, q.role, delayed, steady_ms):
         _answer_with_records(q, delayed)
     else:

@@ -291,7 +291,6 @@ class World:
             ),
             kraft_version=0,
             is_controller_listener=lambda _name: False,
-            is_listener_of_brokers=lambda _name: False,
         )
         dispatcher = Dispatcher(host.broker, {"PLAINTEXT": Scope.BOTH})
         listening = platform.network.listen(dispatcher.dispatch, ServerLimits(1 << 26, 1000, 1000, 600_000))

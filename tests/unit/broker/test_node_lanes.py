@@ -82,7 +82,6 @@ class _World:
                 loop=self.loop,
                 authorizer=None,
                 is_controller_listener=lambda name: name == "CONTROLLER",
-                is_listener_of_brokers=lambda name: name == "BROKERS",
                 replica_proofs=ReplicaProofs(cast(asyncio.AbstractEventLoop, self.loop)),
                 image=SimpleNamespace(brokers=self.registered),
                 quorum=SimpleNamespace(voters=VoterSet([voter])),
@@ -104,8 +103,8 @@ class _World:
     def fetch(self, peer: _Peer, replica_id: int) -> bool:
         return self.claim(peer, lambda: hosts_of_replica(self.broker, replica_id))
 
-    async def is_replica(self, peer: _Peer, replica_id: int, *, of_metadata: bool) -> bool:
-        proof = fetches_as_replica(self.broker, cast(Peer, peer), replica_id, of_metadata=of_metadata)
+    async def is_replica(self, peer: _Peer, replica_id: int) -> bool:
+        proof = fetches_as_replica(self.broker, cast(Peer, peer), replica_id)
         return proof if isinstance(proof, bool) else await proof
 
 
@@ -194,51 +193,45 @@ def test_an_address_that_was_a_nodes_counts_for_nothing_on_the_next_connection()
     assert not world.fetch(_Peer(_NODE), 2)
 
 
-# -- fetches as a replica ------------------------------------------------------------------------------------
+# -- fetches of the metadata ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of_metadata", [True, False])
 @pytest.mark.parametrize(("ip", "replica_id"), [(_NODE, 2), ("10.0.0.3", 3), ("10.0.0.4", 4)])
-async def test_a_replica_fetches_from_its_own_address(ip: str, replica_id: int, *, of_metadata: bool) -> None:
+async def test_a_replica_fetches_from_its_own_address(ip: str, replica_id: int) -> None:
     world, peer = _World(), _Peer(ip)
     for _ in range(3):
-        assert await world.is_replica(peer, replica_id, of_metadata=of_metadata)
+        assert await world.is_replica(peer, replica_id)
     assert world.loop.lookups == (1 if replica_id == 4 else 0)
 
 
-@pytest.mark.parametrize("of_metadata", [True, False])
 @pytest.mark.parametrize("replica_id", [1, 2, 3, 4, 77])
-async def test_a_client_fetches_as_no_replica(replica_id: int, *, of_metadata: bool) -> None:
+async def test_a_client_fetches_as_no_replica(replica_id: int) -> None:
     world, peer = _World(), _Peer(_CLIENT)
     for _ in range(100):
-        assert not await world.is_replica(peer, replica_id, of_metadata=of_metadata)
+        assert not await world.is_replica(peer, replica_id)
     assert world.loop.lookups <= 1
 
 
 async def test_a_node_fetches_as_no_other_node() -> None:
     world, peer = _World(), _Peer(_NODE)
-    assert await world.is_replica(peer, 2, of_metadata=False)
-    assert not await world.is_replica(peer, 3, of_metadata=False)
-    assert await world.is_replica(peer, 2, of_metadata=False)
+    assert await world.is_replica(peer, 2)
+    assert not await world.is_replica(peer, 3)
+    assert await world.is_replica(peer, 2)
 
 
-async def test_listeners_of_nodes_take_every_peer_for_a_replica() -> None:
+async def test_a_listener_for_controllers_takes_every_peer_for_a_replica() -> None:
     world = _World()
-    assert await world.is_replica(_Peer(_CLIENT, "CONTROLLER"), 2, of_metadata=True)
-    peer = _Peer(_CLIENT, "BROKERS")
-    assert await world.is_replica(peer, 2, of_metadata=False)
-    assert not await world.is_replica(peer, 2, of_metadata=True)
+    assert await world.is_replica(_Peer(_CLIENT, "CONTROLLER"), 2)
 
 
 async def test_beside_a_listener_for_controllers_no_address_proves_a_replica_of_the_metadata() -> None:
     world = _World()
     world.broker.config.network.controller_listeners = ("CONTROLLER",)  # type: ignore[assignment,misc]
-    assert not await world.is_replica(_Peer(_NODE), 2, of_metadata=True)
-    assert await world.is_replica(_Peer(_NODE), 2, of_metadata=False)
+    assert not await world.is_replica(_Peer(_NODE), 2)
 
 
 async def test_a_broker_that_came_before_its_registration_is_a_replica_after_it() -> None:
     world, peer = _World(), _Peer("10.0.0.5")
-    assert not await world.is_replica(peer, 5, of_metadata=True)
+    assert not await world.is_replica(peer, 5)
     world.registered[5] = SimpleNamespace(endpoints={"PLAINTEXT": SimpleNamespace(host="10.0.0.5")})
-    assert await world.is_replica(peer, 5, of_metadata=True)
+    assert await world.is_replica(peer, 5)

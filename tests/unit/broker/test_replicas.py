@@ -20,7 +20,6 @@ from tests.unit.broker.replica_world import (
     write,
 )
 from tidemill.errors import ErrorCode
-from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 
 MakeWorld = Callable[..., World]
 LAG_MS = 10_000
@@ -165,28 +164,6 @@ def test_isr_changes_are_batched_into_one_request(make_world: MakeWorld) -> None
     world.create_topic(partitions=20, isr=(1,))
     world.until(lambda: all(len(world.partition_image(index).isr) == 3 for index in range(20)), "all in sync")
     assert len(world.alterations) <= 10
-
-
-def test_fetch_of_a_stranger_as_a_follower_does_not_count_for_the_high_watermark(world: World) -> None:
-    write(world, 1, b"a")
-    world.cut_off(1)
-    answer = produce(world, 1, b"nowhere else")
-    for follower_id in (2, 3):
-        part = FetchPartition(fetch_offset=2, current_leader_epoch=-1, last_fetched_epoch=-1)
-        claim = FetchRequest(
-            replica_id=follower_id,
-            replica_state=ReplicaState(
-                replica_id=follower_id, replica_epoch=world.hosts[follower_id].broker_epoch
-            ),
-            topics=[FetchTopic(topic=TOPIC, topic_id=TOPIC_ID, partitions=[part])],
-        )
-        claimed = world.ask(1, claim)
-        world.settle()
-        fetched = claimed.response.responses[0].partitions[0]
-        assert fetched.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert not answer.is_there
-    assert world[1].high_watermark == 1
-    assert read(world, 1) == [b"a"]
 
 
 # -- visibility ----------------------------------------------------------------------------------------------

@@ -135,13 +135,6 @@ class Broker:
     def is_controller_listener(self, name: str) -> bool:
         return any(listener.name == name for listener in self.config.network.controller_listeners)
 
-    def is_listener_of_brokers(self, name: str) -> bool:
-        """Whether brokers have this listener beside those of the clients."""
-        network = self.config.network
-        return name == network.inter_broker_listener_name and any(
-            listener.name != name for listener in network.listeners
-        )
-
     def address_of(self, broker: BrokerImage, connection: Peer) -> tuple[str, int]:
         """Returns the address at which this client should connect to a broker.
 

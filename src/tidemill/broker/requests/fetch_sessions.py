@@ -191,7 +191,7 @@ class FetchSessions:
         ]
         for session_id in unused:
             self.close(session_id)
-        # More than there can be followers. A real one uses its session all the time.
+        # More than there can be followers, because any client may claim to be one. A real one uses its session all the time.
         while len(self._replica_sessions) >= _REPLICA_SESSIONS_MAX:
             self.close(next(iter(self._replica_sessions)))
         session = ReplicaSession(

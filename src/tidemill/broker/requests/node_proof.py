@@ -2,8 +2,9 @@
 
 Where a listener authenticates its peers, the principal decides. Elsewhere a request speaks for a node, and the metadata
 says where that node is (`security/node_hosts.py`). What this proves, and what it does not, is in docs/decisions/0010. Three
-things rest on it: whether a request that only nodes may send is served (`handlers/nodes.py`), whether a fetch counts as that
-of a replica (`ReplicaProofs`), and whether a connection need not wait in line with clients (`NodeLanes`, `turns.py`).
+things rest on it: whether a request that only nodes may send is served (`handlers/nodes.py`), whether a fetch of the
+metadata counts as that of a replica (`ReplicaProofs`), and whether a connection need not wait in line with clients
+(`NodeLanes`, `turns.py`).
 """
 
 from __future__ import annotations
@@ -94,10 +95,9 @@ class NodeLanes:
 
 @dataclass(slots=True, eq=False)
 class _Claim:
-    """The replica for which a connection fetches, and whether it is one of the metadata."""
+    """The replica for which a connection fetches the metadata."""
 
     node_id: int
-    of_metadata: bool
     is_proven: bool = False
     # While the names of its hosts are looked up, and when that may be done again.
     lookup: asyncio.Task[bool] | None = None
@@ -105,10 +105,9 @@ class _Claim:
 
 
 class ReplicaProofs:
-    """Remembers the replica that each connection has proved to be. Every fetch of a replica asks; one of them pays.
+    """Remembers the replica that each connection has proved to be. Every fetch of the metadata asks; one of them pays.
 
-    A node fetches for itself only, and each kind of log on a connection of its own. So a connection has one proof. Names are
-    looked up once a second at most.
+    A node fetches for itself only, so a connection has one proof. Names are looked up once a second at most.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -116,16 +115,11 @@ class ReplicaProofs:
         self._claims: dict[Peer, _Claim] = {}
 
     def check(
-        self,
-        connection: Peer,
-        node_id: int,
-        evidence: Callable[[], bool | Sequence[str]],
-        *,
-        of_metadata: bool,
+        self, connection: Peer, node_id: int, evidence: Callable[[], bool | Sequence[str]]
     ) -> bool | asyncio.Task[bool]:
         """Whether it is that replica's, perhaps only after a lookup. `evidence` says it, or where the replica is."""
         claim = self._claims.get(connection)
-        if claim is not None and claim.node_id == node_id and claim.of_metadata is of_metadata:
+        if claim is not None and claim.node_id == node_id:
             if claim.is_proven:
                 return True
             if claim.lookup is not None and not claim.lookup.done():
@@ -138,7 +132,7 @@ class ReplicaProofs:
             return False
         if claim is None:
             connection.close_callbacks.append(partial(self._forget, connection))
-        self._claims[connection] = claim = _Claim(node_id, of_metadata, is_proven, due_s=due_s)
+        self._claims[connection] = claim = _Claim(node_id, is_proven, due_s=due_s)
         if is_proven:
             return True
         claim.due_s = self._loop.time() + _CLAIMED_AGAIN_S

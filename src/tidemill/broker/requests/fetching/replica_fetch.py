@@ -3,8 +3,7 @@
 A follower's session knows which of its partitions may have something new, so a fetch costs what changed and not what is
 followed. For each such partition the leader compares the leader epoch, then the end of the follower's last epoch. Only a
 follower whose log matches counts for the high watermark (failure 2). It is sent everything up to the log's end, or the
-point where the two logs diverge. A peer that has not proved to be the follower which it names (`node_proof.py`) gets the
-answer of a replica that the leader does not know.
+point where the two logs diverge.
 
 A fetch that finds nothing waits for appends. A move of the high watermark alone completes it only when followers serve
 consumers; otherwise the next response carries it.
@@ -20,14 +19,7 @@ from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.fetch_sessions import (
-    FINAL_EPOCH,
-    INITIAL_EPOCH,
-    TOPIC_IDS_SINCE,
-    CachedPartition,
-    ReplicaSession,
-    replica_of,
-)
+from tidemill.broker.requests.fetch_sessions import CachedPartition, ReplicaSession, replica_of
 from tidemill.broker.requests.fetching.delayed_fetch import Answer, RecordsT
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
@@ -39,17 +31,13 @@ from tidemill.types import BrokerId
 
 
 class ReplicaFetch:
-    __slots__ = ("_broker", "_broker_epoch", "_call", "_is_proven", "_replica_id", "_request", "_session")
+    __slots__ = ("_broker", "_broker_epoch", "_call", "_replica_id", "_request", "_session")
 
-    def __init__(
-        self, broker: Broker, call: Call, request: FetchRequest, session: ReplicaSession, *, is_proven: bool
-    ) -> None:
-        """`is_proven` says whether the connection is that of the replica which the request names."""
+    def __init__(self, broker: Broker, call: Call, request: FetchRequest, session: ReplicaSession) -> None:
         self._broker = broker
         self._call = call
         self._request = request
         self._session = session
-        self._is_proven = is_proven
         self._replica_id, self._broker_epoch = replica_of(request)
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -134,12 +122,8 @@ class ReplicaFetch:
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
         if not error and leader is None:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if (
-            not error
-            and leader is not None
-            and (not self._is_proven or self._replica_id not in leader.followers)
-        ):
-            # The follower or this leader does not know of a reassignment yet, or the peer is not that follower.
+        if not error and leader is not None and self._replica_id not in leader.followers:
+            # The follower or this leader does not know of a reassignment yet.
             knows_epoch = wanted.current_leader_epoch >= 0
             error = ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epoch else ErrorCode.NOT_LEADER_OR_FOLLOWER
         if error:
@@ -207,26 +191,6 @@ class ReplicaFetch:
         partition.counts.replication_bytes_out += size
         if cached is not None:
             partition.leadership.remember_sent(self._replica_id, cached.wanted.fetch_offset)
-
-
-def session_of_replica(
-    broker: Broker, call: Call, request: FetchRequest, *, is_proven: bool
-) -> ReplicaSession | ErrorCode:
-    """The session of a follower's fetch. A peer that is not that follower has none: it could use up or change others'."""
-    steady_ms = broker.replicas.steady_ms()
-    if is_proven:
-        session = broker.fetch_sessions.resolve(request, call.version, steady_ms)
-    elif request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-        session = None
-    else:
-        session = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    if session is None:
-        replica_id = replica_of(request)[0]
-        uses_ids = call.version >= TOPIC_IDS_SINCE
-        session = ReplicaSession(0, uses_ids=uses_ids, used_ms=steady_ms, replica_id=replica_id)
-        session.update(request)
-    assert isinstance(session, ReplicaSession | ErrorCode)
-    return session
 
 
 def by_topic(

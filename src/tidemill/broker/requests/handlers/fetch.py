@@ -50,6 +50,7 @@ from tidemill.broker.requests.fetch_sessions import (
     TOPIC_IDS_SINCE,
     CachedPartition,
     FetchSession,
+    ReplicaSession,
     is_replica,
     replica_of,
 )
@@ -59,9 +60,8 @@ from tidemill.broker.requests.fetching.replica_fetch import (
     ReplicaFetch,
     by_topic,
     leader_endpoints,
-    session_of_replica,
 )
-from tidemill.broker.requests.handlers.nodes import fetches_as_replica, tell_of_unproven_replica
+from tidemill.broker.requests.handlers.nodes import fetches_as_replica
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.security.access import Access
 from tidemill.broker.requests.security.node_hosts import hosts_of_replica
@@ -93,13 +93,26 @@ def fetch(broker: Broker, call: Call) -> None:
     call.expect_reply()
     if broker.authorizer is not None and _is_refused(broker, call, request):
         return
-    if _is_of_metadata(request) or is_replica(request):
+    if _is_of_metadata(request):
         _claim_lane(broker, call, request)
-        _prove_and_serve(broker, call, request)
+        _fetch_metadata(broker, call, request)
         return
     session = broker.fetch_sessions.resolve(request, call.version, broker.replicas.steady_ms())
     if isinstance(session, ErrorCode):
         call.respond(pack_fetched((), call.version, error_code=session))
+        return
+    if is_replica(request):
+        _claim_lane(broker, call, request)
+        if session is None:
+            session = ReplicaSession(
+                0,
+                uses_ids=call.version >= TOPIC_IDS_SINCE,
+                used_ms=broker.replicas.steady_ms(),
+                replica_id=replica_of(request)[0],
+            )
+            session.update(request)
+        assert isinstance(session, ReplicaSession)
+        respond_or_delay(broker.loop, call, request, ReplicaFetch(broker, call, request, session))
         return
     consumer = ConsumerFetch(broker, call, request, session)
     if broker.replicas.leaves_out_records and consumer.is_filtered():
@@ -108,35 +121,19 @@ def fetch(broker: Broker, call: Call) -> None:
         respond_or_delay(broker.loop, call, request, consumer)
 
 
-def _prove_and_serve(broker: Broker, call: Call, request: FetchRequest) -> None:
-    """Serve a fetch in the name of a replica, as soon as it is known whether the connection is that replica's."""
-    of_metadata = _is_of_metadata(request)
-    proof = fetches_as_replica(broker, call.connection, replica_of(request)[0], of_metadata=of_metadata)
-    serve = _fetch_metadata if of_metadata else _fetch_as_replica
+def _fetch_metadata(broker: Broker, call: Call, request: FetchRequest) -> None:
+    """Serve a fetch of the metadata, as soon as it is known whether the connection is that of the replica it names."""
+    proof = fetches_as_replica(broker, call.connection, replica_of(request)[0])
     if isinstance(proof, bool):
-        serve(broker, call, request, is_proven=proof)
+        broker.quorum.fetch(call, request, is_proven=proof)
         return
 
     def looked_up(lookup: asyncio.Task[bool]) -> None:
         if call.is_wanted and not lookup.cancelled():
-            serve(broker, call, request, is_proven=lookup.exception() is None and lookup.result())
+            is_proven = lookup.exception() is None and lookup.result()
+            broker.quorum.fetch(call, request, is_proven=is_proven)
 
     proof.add_done_callback(looked_up)
-
-
-def _fetch_metadata(broker: Broker, call: Call, request: FetchRequest, *, is_proven: bool) -> None:
-    broker.quorum.fetch(call, request, is_proven=is_proven)
-
-
-def _fetch_as_replica(broker: Broker, call: Call, request: FetchRequest, *, is_proven: bool) -> None:
-    if not is_proven:
-        tell_of_unproven_replica(broker, call.connection, replica_of(request)[0])
-    session = session_of_replica(broker, call, request, is_proven=is_proven)
-    if isinstance(session, ErrorCode):
-        call.respond(pack_fetched((), call.version, error_code=session))
-        return
-    fetch = ReplicaFetch(broker, call, request, session, is_proven=is_proven)
-    respond_or_delay(broker.loop, call, request, fetch)
 
 
 def _is_refused(broker: Broker, call: Call, request: FetchRequest) -> bool:

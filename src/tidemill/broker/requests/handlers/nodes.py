@@ -5,7 +5,8 @@ controller listeners serve every peer that reaches them. A lone node has one lis
 a request of a node is served when it comes from the address of the node for which it speaks. What that proves, and what
 it does not, is in docs/decisions/0010.
 
-Fetches are for everyone, but only those of a proven replica show what that replica has (`fetches_as_replica`).
+Every peer may fetch the metadata, but only the fetches of a proven replica show what that replica has
+(`fetches_as_replica`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from tidemill.broker.requests.node_proof import comes_from, is_authenticated_nod
 from tidemill.broker.requests.security.node_hosts import claimed_hosts, hosts_of_replica
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
-from tidemill.protocol.api.data import FetchRequest
 from tidemill.protocol.schema import Request, Response
 
 logger = logging.getLogger(__name__)
@@ -60,41 +60,20 @@ def for_nodes(handler: Handler[RequestT, ResponseT]) -> Handler[RequestT, Respon
     return guarded
 
 
-def fetches_as_replica(
-    broker: Broker, connection: Peer, node_id: int, *, of_metadata: bool
-) -> bool | asyncio.Task[bool]:
-    """Whether the connection is that of the replica for which it fetches, perhaps only after a lookup of names."""
+def fetches_as_replica(broker: Broker, connection: Peer, node_id: int) -> bool | asyncio.Task[bool]:
+    """Whether the connection is that of the replica for which it fetches metadata, perhaps only after a lookup of names."""
 
     def evidence() -> bool | Sequence[str]:
         if broker.authorizer is not None:
             return True  # it has ClusterAction, or the request does not come this far
         is_node = is_authenticated_node(broker.config.security, connection)
-        if is_node or (is_node is not None and of_metadata):
+        if is_node is not None:
             return is_node
-        listener, network = connection.listener_name, broker.config.network
-        if is_node is None and broker.is_controller_listener(listener):
+        if broker.is_controller_listener(connection.listener_name):
             return True
-        if of_metadata:
-            return False if network.controller_listeners else hosts_of_replica(broker, node_id)
-        if is_node is None and broker.is_listener_of_brokers(listener):
-            return True
-        return hosts_of_replica(broker, node_id)
+        return False if broker.config.network.controller_listeners else hosts_of_replica(broker, node_id)
 
-    return broker.replica_proofs.check(connection, node_id, evidence, of_metadata=of_metadata)
-
-
-def tell_of_unproven_replica(broker: Broker, connection: Peer, node_id: int) -> None:
-    """Once for each address, when it fetches partitions as a broker of this cluster."""
-    ip, told = connection.peer.rpartition(":")[0], broker.refused_as_nodes
-    key = (ip, FetchRequest.api_key)
-    if node_id in broker.image.brokers and key not in told and len(told) < _REFUSALS_TOLD_MAX:
-        told.add(key)
-        logger.warning(
-            "fetches of %s as broker %d count for nothing: it comes from no address of that broker; if it is that "
-            "broker, give brokers a listener of their own (inter.broker.listener.name)",
-            ip,
-            node_id,
-        )
+    return broker.replica_proofs.check(connection, node_id, evidence)
 
 
 def _tell(broker: Broker, connection: Peer, api_key: int) -> None:

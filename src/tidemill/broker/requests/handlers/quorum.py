@@ -63,7 +63,7 @@ async def end_quorum_epoch(broker: Broker, call: Call, request: EndQuorumEpochRe
 
 @serves(FetchSnapshotRequest, scope=Scope.CONTROLLER)
 async def fetch_snapshot(broker: Broker, call: Call, request: FetchSnapshotRequest) -> Response:
-    proof = fetches_as_replica(broker, call.connection, request.replica_id, of_metadata=True)
+    proof = fetches_as_replica(broker, call.connection, request.replica_id)
     is_proven = proof if isinstance(proof, bool) else await proof
     return await broker.quorum.answer(request, is_proven=is_proven)
 
