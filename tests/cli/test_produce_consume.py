@@ -134,6 +134,27 @@ def test_following_prints_what_comes_until_it_is_stopped(cluster: Cluster, spawn
     assert consumer.wait(LIMIT_S) == 0
 
 
+def test_following_goes_on_when_partitions_disappear(
+    cli: Run, cluster: Cluster, spawn: Spawn, topic: str
+) -> None:
+    cli("topics", "create", topic, "--partitions", "4", "--config", "tidemill.partitions.kept.ms=0").check()
+    consumer = spawn("consume", topic, "--follow", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert consumer.stdout is not None
+    assert consumer.stderr is not None
+    write(cluster, topic, 0, "first")
+    assert consumer.stdout.readline().decode() == "first\n"
+    cli("topics", "shrink", topic, "--partitions", "2").check()
+    for index in (2, 3):
+        assert readable([consumer.stderr], LIMIT_S)
+        said = consumer.stderr.readline().decode()
+        assert said == f"{topic}-{index} is gone: its topic has fewer partitions now\n"
+    write(cluster, topic, 1, "second")
+    assert readable([consumer.stdout], LIMIT_S)
+    assert consumer.stdout.readline().decode() == "second\n"
+    consumer.send_signal(signal.SIGINT)
+    assert consumer.wait(LIMIT_S) == 0
+
+
 def test_a_reader_that_leaves_ends_the_command_quietly(cli: Run, spawn: Spawn, orders: str) -> None:
     cli("produce", orders, stdin=b"a line\n" * 50_000)
     consumer = spawn("consume", orders, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -130,7 +130,7 @@ def _records(
     consumer = Consumer(cluster, wanted, isolation_level=isolation_level)
     left: int = arguments.max or sys.maxsize
     while consumer.positions:
-        for consumed in _poll(consumer, admin):
+        for consumed in _poll(consumer, cluster):
             if not follow and consumed.record.offset >= ends[consumed.partition]:
                 continue
             yield consumed
@@ -168,14 +168,22 @@ def _checked(
     return {each: min(max(offset, starts[each]), ends[each]) for each, offset in begins.items()}
 
 
-def _poll(consumer: Consumer, admin: Admin) -> Iterator[Consumed]:
-    """Poll once. Records that retention deleted before they were read are skipped with a message."""
+def _poll(consumer: Consumer, cluster: Cluster) -> Iterator[Consumed]:
+    """Poll once. What is gone before it was read is skipped with a message: old records, and partitions of a shrink."""
     try:
         yield from consumer.poll(_WAIT_MS)
+    except UnknownTopic:
+        topics = {each.topic for each in consumer.positions}
+        gone = consumer.positions.keys() - {each for topic in topics for each in cluster.partitions_of(topic)}
+        if not gone:
+            raise
+        for each in sorted(gone):
+            print(f"{each} is gone: its topic has fewer partitions now", file=sys.stderr)
+            del consumer.positions[each]
     except ApiError as error:
         if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
             raise
-        starts = admin.start_offsets(list(consumer.positions))
+        starts = Admin(cluster).start_offsets(list(consumer.positions))
         behind = {each: starts[each] for each in starts if consumer.positions[each] < starts[each]}
         if not behind:
             raise
