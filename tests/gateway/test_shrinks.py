@@ -34,6 +34,7 @@ def test_a_topic_gets_fewer_partitions_and_the_others_disappear(gateway: Gateway
     left = [{"partition": 2, "records_left": 1}, {"partition": 3, "records_left": 1}]
     assert found == {**before, "active": 2, "decommissioned": left}
     assert min(sizes) > 0
+    reading = client.get(f"/v1/topics/{orders}/records").json()
     with Cluster(gateway.broker.bootstrap) as cluster:
         Admin(cluster).delete_records({TopicPartition(orders, index): 1 for index in (2, 3)})
 
@@ -43,6 +44,16 @@ def test_a_topic_gets_fewer_partitions_and_the_others_disappear(gateway: Gateway
         return bool(answer.json()["partitions"] == 2)
 
     eventually(is_done, "the end of both partitions", 60)
+    # A reader that began before goes on with the partitions that are there.
+    gateway.broker.produce(orders, "new", partition=1)
+
+    def next_of_page() -> str:
+        page = client.get(f"/v1/topics/{orders}/records", params={"from": reading["next"], "wait_ms": 5_000})
+        assert page.status_code == 200, page.text
+        assert [(each["partition"], each["value"]) for each in page.json()["records"]] == [(1, "new")]
+        return str(page.json()["next"])
+
+    eventually(lambda: next_of_page() == "0:1,1:2", "the gateway knows the new number", 60)
     after = {"topic": orders, "partitions": 2, "active": 2, "keeps_records_for_ever": False}
     assert client.get(path).json() == {**after, "decommissioned": []}
 

@@ -139,7 +139,8 @@ async def _positions(request: Request, backend: Backend, topic: str) -> dict[int
     if _POSITION.fullmatch(start):
         given = {int(each[0]): int(each[1]) for each in (pair.split(":") for pair in start.split(","))}
         if asked is None:
-            wanted = list(given)
+            # A topic that got fewer partitions is read on where the others are.
+            wanted = [partition for partition in given if partition < count] or list(given)
     elif start not in ("earliest", "latest") and not _TIME.fullmatch(start):
         raise Problem(
             400, 400, f"from should be earliest, latest, time:MS or PARTITION:OFFSET,..., not {start!r}"
