@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.controller.cluster import Cluster, creatable
+from tidemill.broker.partitions.shrinking.places import storing_partition
 from tidemill.config import (
     PARTITIONS_ACTIVE,
     PARTITIONS_DIVISORS,
@@ -13,6 +14,8 @@ from tidemill.config import (
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
     PARTITIONS_UNKEYED,
+    BrokerLayers,
+    resolve_topic_config,
 )
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.difference import difference
@@ -209,7 +212,7 @@ def test_a_shrink_taken_back_halfway_keeps_what_is_left_and_may_grow(cluster: Cl
     remove(cluster, 3)
     assert settings(cluster)[PARTITIONS_TOTAL] == "3"
     alter(cluster, active=None)
-    assert settings(cluster) == {PARTITIONS_DIVISORS: "1", PARTITIONS_EPOCHS: "3:1", PARTITIONS_FORMER: "4"}
+    assert settings(cluster) == {PARTITIONS_DIVISORS: "1,3", PARTITIONS_EPOCHS: "3:1", PARTITIONS_FORMER: "4"}
     assert grow(cluster, 6) is ErrorCode.NONE
     assert len(epochs(cluster)) == 6
     # A snapshot does not cut off what was added.
@@ -375,3 +378,23 @@ def test_a_shrink_that_is_taken_back_takes_its_permission_for_any_number_along(
     assert alter(cluster, active=end)[0] is ErrorCode.NONE
     assert PARTITIONS_UNKEYED not in settings(cluster)
     assert alter(cluster, active="3")[0] is ErrorCode.INVALID_CONFIG
+
+
+def test_a_second_shrink_that_is_taken_back_leaves_keys_where_clients_of_both_numbers_send_them() -> None:
+    cluster = Cluster(brokers=4)
+    cluster.create(creatable("t", assignments=[(index, [1, 2, 3]) for index in range(12)]))
+    shrink(cluster, 6)
+    for index in range(11, 5, -1):
+        remove(cluster, index)
+    shrink(cluster, 2)
+    assert stores(cluster, 9) == stores(cluster, 9 % 6) == 1
+    alter(cluster, active=None)
+    assert settings(cluster)[PARTITIONS_DIVISORS] == "2,6"
+    for key in range(24):
+        assert stores(cluster, key % 12) == stores(cluster, key % 6) == key % 6
+
+
+def stores(cluster: Cluster, index: int) -> int:
+    """The partition that stores what producers send to an index."""
+    config = resolve_topic_config(settings(cluster), BrokerLayers())
+    return storing_partition(index, len(epochs(cluster)), config)

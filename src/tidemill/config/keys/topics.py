@@ -351,8 +351,8 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         PARTITIONS_DIVISORS,
         LIST,
         "",
-        "The numbers that the topic was shrunk to, the last one at the end. What producers sent to partition p may be "
-        "stored in p modulo each of them. Written by the controller.",
+        "The numbers that the topic was shrunk to, or had when a shrink was taken back, the last one at the end. What "
+        "producers sent to partition p may be stored in p modulo each of them. Written by the controller.",
         PARTITION_COUNTS,
         is_internal=True,
     ),

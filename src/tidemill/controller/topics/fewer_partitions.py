@@ -154,10 +154,12 @@ def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[st
         return []
     records: list[Record] = []
     if wanted:
-        earlier = _items(before, PARTITIONS_DIVISORS)
-        divisors = [*(each for each in earlier if each != str(wanted)), str(wanted)]
-        records.append(_setting(topic, PARTITIONS_DIVISORS, ",".join(divisors)))
+        records.append(_divisors(topic, before, wanted))
     else:
+        count = len(topic.partitions)
+        if _number(before, PARTITIONS_FORMER) > count:
+            # What is sent to partitions that are gone is stored by the number that clients see.
+            records.append(_divisors(topic, before, count))
         if PARTITIONS_TOTAL in before:
             # It would cut off what is added later.
             records.append(_setting(topic, PARTITIONS_TOTAL, None))
@@ -175,6 +177,11 @@ def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[st
             if index >= (wanted or was) and partition.has_leader
         ),
     ]
+
+
+def _divisors(topic: TopicImage, before: Mapping[str, str], last: int) -> ConfigRecord:
+    earlier = (each for each in _items(before, PARTITIONS_DIVISORS) if each != str(last))
+    return _setting(topic, PARTITIONS_DIVISORS, ",".join([*earlier, str(last)]))
 
 
 def going_together(configs: Mapping[str, str], count: int) -> range:
