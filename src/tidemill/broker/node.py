@@ -41,7 +41,6 @@ from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Dispatcher
 from tidemill.broker.requests.fetch_sessions import FetchSessions
-from tidemill.broker.requests.quotas import ConnectionRates
 from tidemill.broker.requests.security.entrances import Entrances
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.broker.share.partitions import SharePartitions
@@ -274,11 +273,9 @@ class Node:
             self._decoy_key(),
         )
         self._entrances.start()
-        connection_rates = ConnectionRates(
-            self._platform.clock.steady_ms, lambda: self._driver.image.security.client_quotas
-        )
         self._listening = self._platform.network.listen(
-            self._dispatcher.dispatch, replace(_limits(self.config), throttle_ms=connection_rates.throttle_ms)
+            self._dispatcher.dispatch,
+            replace(_limits(self.config), throttle_ms=self.broker.connection_rates.throttle_ms),
         )
         self.addresses = [
             (

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.broker.node_client import LIMIT_S, Client, group_config
+from tidemill.broker.clock import Clock
 from tidemill.broker.metrics.registry import Recent
 from tidemill.broker.node import Node
+from tidemill.broker.requests.quotas import ConnectionRates
 from tidemill.broker.status import exposition
 from tidemill.broker.status import rows as metric_rows
+from tidemill.security.quotas import CONNECTION_CREATION_RATE, QuotaEntity
 
 PARTITIONS = 300
 
@@ -60,6 +64,25 @@ async def test_the_loop_gets_its_turns_while_a_large_page_is_written(tmp_path: P
         assert shown == set(range(PARTITIONS))
     finally:
         await client.close()
+        await node.stop()
+
+
+async def test_page_shows_the_rate_of_connections_of_an_address_with_a_quota(tmp_path: Path) -> None:
+    node = Node(group_config(tmp_path))
+    await node.start()
+    try:
+        quotas = {QuotaEntity.of([("ip", "10.0.0.1")]): {CONNECTION_CREATION_RATE: 1.0}}
+        rates = node.broker.connection_rates = ConnectionRates(lambda: 1_000, lambda: quotas)
+        waits_ms = [rates.throttle_ms("10.0.0.1") for _ in range(12)]
+        assert waits_ms == [0] * 10 + [1_000] * 2
+        assert rates.throttle_ms("10.0.0.2") == 0
+        node.broker.clock = Clock(SimpleNamespace(wall_ms=int), lambda: 1.0)
+        text = b"".join(await metric_rows._ip_quotas(node.broker)).decode()
+        prefix = "kafka_server_socket_server_metrics_"
+        assert f'{prefix}connection_accept_rate{{ip="10.0.0.1"}} 1.0\n' in text
+        assert f'{prefix}ip_connection_accept_throttle_time{{ip="10.0.0.1"}} 1000.0\n' in text
+        assert "10.0.0.2" not in text
+    finally:
         await node.stop()
 
 

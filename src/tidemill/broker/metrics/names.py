@@ -425,6 +425,20 @@ QUOTA_GAUGES = (
     ),
 )
 QUOTA_LABELS = ("user", "client_id")
+# In Kafka the throttle time is that of all addresses of a listener.
+IP_QUOTA_GAUGES = (
+    MetricName(
+        "kafka_server_socket_server_metrics_connection_accept_rate",
+        "rate",
+        "Connections a second from an address that has a quota.",
+    ),
+    MetricName(
+        "kafka_server_socket_server_metrics_ip_connection_accept_throttle_time",
+        "throttle_time",
+        "Milliseconds for which its connections over the quota were kept waiting, on average.",
+    ),
+)
+IP_QUOTA_LABELS = ("ip",)
 
 
 class Section(NamedTuple):
@@ -460,5 +474,6 @@ SECTIONS = (
     Section("Share groups", "counter", SHARE_PARTITION_LABELS, SHARE_PARTITION_COUNTERS),
     Section("Share groups", "counter", SHARE_ACKNOWLEDGEMENT_LABELS, (SHARE_ACKNOWLEDGEMENTS,)),
     Section("Clients", "gauge", QUOTA_LABELS, tuple(each for pair in QUOTA_GAUGES for each in pair)),
+    Section("Clients", "gauge", IP_QUOTA_LABELS, IP_QUOTA_GAUGES),
     Section("Clients", "gauge", CLIENT_METRIC_LABELS, (CLIENT_METRIC,)),
 )

@@ -27,7 +27,7 @@ from tidemill.broker.quorum.quorum import Quorum
 from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.node_proof import NodeLanes, ReplicaProofs
-from tidemill.broker.requests.quotas import ClientQuotas, limits_clients
+from tidemill.broker.requests.quotas import ClientQuotas, ConnectionRates, limits_clients
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.broker.share.partitions import SharePartitions
 from tidemill.config import BrokerConfig
@@ -71,6 +71,7 @@ class Broker:
     authorizer: Authorizer | None = field(init=False, default=None)
     # None while the metadata has no quota for clients.
     quotas: ClientQuotas | None = field(init=False, default=None)
+    connection_rates: ConnectionRates = field(init=False)
     _super_users: frozenset[Principal] = field(init=False, default=frozenset())
     # The rules from which the authorizer was made.
     _acls: Mapping[bytes, AclBinding] | None = field(init=False, default=None)
@@ -79,6 +80,9 @@ class Broker:
         self.lanes = NodeLanes(self.loop, self.config.security, self.is_controller_listener)
         self.replica_proofs = ReplicaProofs(self.loop)
         self._super_users = parse_super_users(self.config.authorization.super_users)
+        self.connection_rates = ConnectionRates(
+            self.clock.steady_ms, lambda: self.image.security.client_quotas
+        )
         self.follow_security(self.image)
 
     def follow_security(self, image: MetadataImage) -> None:

@@ -290,7 +290,7 @@ class ConnectionRates:
         self._version: Quotas = {}
         self._limits: dict[str | None, float] = {}
         # The address that was measured first comes first.
-        self._rates: dict[str, Rate] = {}
+        self._sensors: dict[str, Sensor] = {}
 
     def throttle_ms(self, address: str) -> int:
         """Counts a new connection, or returns how long it is kept waiting before it is closed."""
@@ -299,16 +299,21 @@ class ConnectionRates:
             self._version, self._limits = quotas, ip_quotas(quotas)
         limit = self._limits.get(address, self._limits.get(None))
         if limit is None:
-            self._rates.pop(address, None)
+            self._sensors.pop(address, None)
             return 0
-        rate = self._rates.get(address)
-        if rate is None:
-            if len(self._rates) >= _SENSORS_MAX:
-                del self._rates[next(iter(self._rates))]
-            rate = self._rates[address] = Rate()
         steady_ms = self._steady_ms()
-        rate.record(1, steady_ms)
-        wait_ms = throttle_ms(rate, limit, steady_ms)
+        sensor = self._sensors.get(address)
+        if sensor is None:
+            if len(self._sensors) >= _SENSORS_MAX:
+                del self._sensors[next(iter(self._sensors))]
+            sensor = self._sensors[address] = Sensor(limit, steady_ms)
+        sensor.limit = limit
+        wait_ms = min(sensor.record(1, steady_ms), _CONNECTION_THROTTLE_MS_MAX)
         if wait_ms:
-            rate.record(-1, steady_ms)
-        return min(wait_ms, _CONNECTION_THROTTLE_MS_MAX)
+            sensor.rate.record(-1, steady_ms)
+            sensor.note_throttled(wait_ms, steady_ms)
+        return wait_ms
+
+    def sensors(self) -> list[tuple[str, Sensor]]:
+        """What is measured now, by address, for the metrics."""
+        return list(self._sensors.items())

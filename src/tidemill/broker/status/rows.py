@@ -96,6 +96,7 @@ async def write_rows(broker: Broker, totals: Totals) -> list[bytes]:
         *await _groups(broker, totals),
         *await share_partition_rows(broker),
         *await _client_quotas(broker),
+        *await _ip_quotas(broker),
     ]
 
 
@@ -275,6 +276,20 @@ async def _client_quotas(broker: Broker) -> list[bytes]:
         if number % _TURN_ROWS == 0:
             await asyncio.sleep(0)
     return [part for each in families.values() for part in await each.text()]
+
+
+async def _ip_quotas(broker: Broker) -> list[bytes]:
+    """A row for each address with a quota."""
+    family = _Families(names.IP_QUOTA_GAUGES, "gauge")
+    for number, (address, sensor) in enumerate(broker.connection_rates.sensors(), 1):
+        steady_ms = broker.clock.steady_ms()
+        family.add(
+            f'{{ip="{_escaped(address)}"}}',
+            (sensor.rate.per_second(steady_ms), sensor.average_throttle_ms(steady_ms)),
+        )
+        if number % _TURN_ROWS == 0:
+            await asyncio.sleep(0)
+    return await family.text()
 
 
 def client_rows(series: Sequence[tuple[Mapping[str, str], str, str, float]]) -> bytes:
