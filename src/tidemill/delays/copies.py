@@ -49,22 +49,24 @@ _NO_PRODUCER = -1
 
 
 class Original(NamedTuple):
-    """A pending record in the log: where its key begins in the decompressed records of its batch."""
+    """A pending record in the log: its bytes, without those of its batch, and where its key begins in them."""
 
     offset: int
     timestamp: int
-    body: bytes
+    content: bytes
     key_start: int
 
     @classmethod
     def at(cls, header: BatchHeader, body: bytes, start: int) -> Original:
         """The record that begins at `start`. It was decoded before, when it became pending."""
-        # The length, the attributes, and the deltas of timestamp and offset.
-        timestamp_delta, position = varint_at(body, varint_at(body, start)[1] + 1)
-        offset_delta, key_start = varint_at(body, position)
+        length, position = varint_at(body, start)
+        content = body[position : position + length]
+        # The attributes, and the deltas of timestamp and offset.
+        timestamp_delta, position = varint_at(content, 1)
+        offset_delta, key_start = varint_at(content, position)
         is_stamped = header.is_log_append_time
         timestamp = header.max_timestamp if is_stamped else header.base_timestamp + timestamp_delta
-        return cls(header.base_offset + offset_delta, timestamp, body, key_start)
+        return cls(header.base_offset + offset_delta, timestamp, content, key_start)
 
 
 class CopyBatch:
@@ -239,6 +241,7 @@ def _copies_of(
         if batch.size >= _BATCH_BYTES or number == len(due):
             batches.append((batch.finish(), of_batch))
             batch, of_batch = CopyBatch(), []
-        if number % _COPIES_A_STEP == 0:
+            yield None
+        elif number % _COPIES_A_STEP == 0:
             yield None
     return batches

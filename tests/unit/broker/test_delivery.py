@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -279,3 +280,54 @@ def test_held_batches_keep_their_order_and_let_a_large_one_in_alone() -> None:
     assert (held.let_in(7), appended[2:]) == (5, ["small"])
     held.release()
     assert (len(held), appended[3:]) == (0, ["other"])
+
+
+def _produce_sizes(led: Led, sizes: Sequence[int]) -> None:
+    """Delayed records of some sizes, each in a batch of its own, the last one due first."""
+    for number, size in enumerate(sizes):
+        asked = [Header("tidemill-deliver-at", b"%d" % (T0 + 1000 - number))]
+        append(led.log, build_batch([Record(0, T0, b"%d" % number, b"v" * size, asked)]))
+    led.reader.high_watermark = led.log.log_end_offset
+
+
+def test_large_records_are_delivered_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = Led(monkeypatch, 0)
+    sizes = [300_000] * 12 + [10] * 50 + [2_000_000, 10, 300_000]
+    _produce_sizes(led, sizes)
+    led.wall_ms += 10_000
+    sizes_after = [led.log.segments[-1].size]
+    for _ in led.rounds.pop()():
+        sizes_after.append(led.log.segments[-1].size)
+    sizes_after.append(led.log.segments[-1].size)
+    written = [after - before for before, after in pairwise(sizes_after)]
+    assert max(written) < 2_200_000, "the largest record alone"
+    assert sorted(written)[-2] < 1_700_000
+    (*_, last) = led.log.segments
+    copies = [
+        record.key
+        for _, header, batch in last.batches()
+        if header.base_offset >= len(sizes)
+        for record in iterate_records(batch)
+    ]
+    assert copies == [b"%d" % number for number in reversed(range(len(sizes)))], "in the order of due times"
+    led.delivery.stop()
+
+
+def test_large_records_are_carried_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = Led(monkeypatch, 0)
+    _produce_sizes(led, [300_000] * 12)
+    led.wall_ms -= 10_000
+    led.run_round()
+    led.delivery.carry(12)
+    rounds = 0
+    while led.rounds:
+        before = led.log.segments[-1].size
+        led.run_round()
+        assert led.log.segments[-1].size - before < 1_700_000
+        rounds += 1
+    assert rounds >= 3
+    assert led.delivery.pending_count == 12
+    state = led.delivery.state_of(led.log)
+    assert state is not None
+    assert state.pending.offsets.first == 12
+    led.delivery.stop()

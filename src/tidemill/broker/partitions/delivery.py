@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -36,7 +37,8 @@ from tidemill.broker.partitions.leadership import Leadership
 from tidemill.broker.partitions.originals import Originals, segment_of
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.config import TopicConfig
-from tidemill.delays.copies import carried_copies, visible_copies
+from tidemill.delays.copies import Original, carried_copies, visible_copies
+from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import Cancel, Delayed, may_hold_requests, meaning_of
 from tidemill.delays.snapshot import FrozenDelays, can_freeze
 from tidemill.delays.state import PartitionDelays
@@ -53,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 # How many records are delivered or carried at once. To take that many copies into the state is one step.
 _AT_ONCE = 200
+# The same in bytes. One record may have more.
+_BYTES_AT_ONCE = 1 << 20
 # How often a round delivers before other partitions have their turn.
 _DELIVERIES_A_ROUND = 5
 _BATCHES_A_STEP = 32
@@ -457,18 +461,35 @@ class DelayedDelivery:
     def _deliver(self, state: PartitionDelays, log: Log) -> Steps[int]:
         """Deliver some of the records that are due. Returns how many `due` gave."""
         due = yield from state.due(self._host.wall_ms(), _AT_ONCE)
-        if self._state is not state:
-            return 0
-        if not due:
+        if not due or self._state is not state:
             return 0
         yield None
-        originals = yield from self._originals.at(log, [each.offset for each in due])
-        yield None
+        begin, count = 0, len(due)
+        while begin < len(due):
+            some = due[begin : begin + count]
+            originals, is_cut = yield from self._originals.at(
+                log, [each.offset for each in some], _BYTES_AT_ONCE
+            )
+            if is_cut and len(some) > 1:
+                # Large ones. The order of due times is kept, so the first of them are read, not those that were found.
+                count = min(len(originals), len(some) - 1)
+                continue
+            yield None
+            yield from self._deliver_some(state, log, some, originals)
+            if self._state is not state:
+                return 0
+            begin, count = begin + len(some), 2 * len(some)
+        return len(due)
+
+    def _deliver_some(
+        self, state: PartitionDelays, log: Log, due: Sequence[Delivery], originals: Mapping[int, Original]
+    ) -> Steps[None]:
+        """Append the copies of some due records in one step."""
         given = [each for each in due if each.offset in originals]
         batches = yield from visible_copies(given, originals)
         yield from self._settle(state, log)
         if self._state is not state:
-            return 0
+            return
         live = state.confirm(given)
         if len(live) < len(given):
             batches = run_steps(visible_copies(live, originals))
@@ -482,7 +503,6 @@ class DelayedDelivery:
         wall_ms = self._host.wall_ms()
         for each in live:
             self._host.note_lateness(wall_ms - each.due_ms)
-        return len(due)
 
     def _carry(self, state: PartitionDelays, log: Log) -> Steps[bool]:
         if not self._carry_before:
@@ -491,7 +511,7 @@ class DelayedDelivery:
         if not wanted:
             self._carry_before = 0
             return False
-        originals = yield from self._originals.at(log, [each.offset for each in wanted])
+        originals, _ = yield from self._originals.at(log, [each.offset for each in wanted], _BYTES_AT_ONCE)
         yield from self._settle(state, log)
         if self._state is not state:
             return False

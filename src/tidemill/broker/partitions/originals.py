@@ -22,7 +22,9 @@ from tidemill.protocol.steps import Steps
 
 logger = logging.getLogger(__name__)
 
-_BATCHES_A_STEP = 16
+# What is read from the log within a step. To find and walk a batch costs as much as some bytes of it.
+_BYTES_A_STEP = 256 * 1024
+_READ_COST_BYTES = 16 * 1024
 _RECORDS_A_STEP = 1000
 # The decompressed batches that stay in memory. A larger one does not.
 _REMEMBERED_BYTES_MAX = 4 << 20
@@ -58,19 +60,24 @@ class Originals:
         # By base offset, in ascending order of their last use.
         self._batches: dict[int, _WalkedBatch] = {}
 
-    def at(self, log: Log, offsets: Iterable[int]) -> Steps[dict[int, Original]]:
-        """The records at some offsets. Those below the log start are missing, and those that cannot be read."""
+    def at(self, log: Log, offsets: Iterable[int], bytes_max: int) -> Steps[tuple[dict[int, Original], bool]]:
+        """The records at some offsets, in their order, until they have so many bytes; and whether it was reached.
+
+        Those below the log start are missing, and those that cannot be read.
+        """
         found: dict[int, Original] = {}
         batch: _WalkedBatch | None = None
-        read_batches = 0
+        found_bytes = read_bytes = 0
         for offset in sorted(offsets):
             if offset < log.log_start_offset:
                 continue
+            if found_bytes >= bytes_max:
+                return found, True
             if batch is None or not batch.header.base_offset <= offset < batch.header.next_offset:
                 batch = self._remembered(log, offset)
                 if batch is None:
-                    read_batches += 1
-                    if read_batches % _BATCHES_A_STEP == 0:
+                    if read_bytes >= _BYTES_A_STEP:
+                        read_bytes = 0
                         yield None
                     try:
                         batch = yield from _walked(log, offset)
@@ -79,13 +86,15 @@ class Originals:
                             "%s: the record at offset %d cannot be read: %s", log.folder, offset, error
                         )
                         continue
+                    read_bytes += _READ_COST_BYTES + batch.header.size
                     self._remember(batch)
             original = batch.original_at(offset)
             if original is None:
                 logger.error("%s: the record at offset %d is not in its batch", log.folder, offset)
             else:
                 found[offset] = original
-        return found
+                found_bytes += len(original.content)
+        return found, False
 
     def forget(self) -> None:
         self._log = None
