@@ -115,6 +115,9 @@ def resolve_topic_config(overrides: Mapping[str, str], broker: BrokerLayers) -> 
     values: dict[str, Any] = {
         name: key.parse(effective_topic_text(key, overrides, broker)) for name, key in _FIELD_KEYS
     }
+    if values["tidemill_delays_enable"]:
+        # It may be inherited. Compaction would remove records that wait, for their copies or for others of their key.
+        values["cleanup_policy"] = tuple(each for each in values["cleanup_policy"] if each != "compact")
     return TopicConfig(**values)
 
 

@@ -109,3 +109,16 @@ def test_an_own_value_that_cannot_be_parsed_is_as_if_it_were_not_there() -> None
 def test_lists_of_numbers_are_checked(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="must be"):
         validate_topic_configs({name: value})
+
+
+@pytest.mark.parametrize(("inherited", "is_deleted"), [("compact", False), ("compact,delete", True)])
+def test_topic_with_delays_is_not_compacted_by_what_it_inherits(inherited: str, is_deleted: bool) -> None:
+    delays = {"tidemill.delays.enable": "true"}
+    for layers in (
+        BrokerLayers(static={"log.cleanup.policy": inherited}),
+        BrokerLayers(cluster_default={"log.cleanup.policy": inherited}),
+    ):
+        config = resolve_topic_config(delays, layers)
+        assert not config.is_compacted
+        assert config.is_deleted is is_deleted
+        assert resolve_topic_config({}, layers).is_compacted
