@@ -378,6 +378,21 @@ def test_session_after_an_alteration_of_offsets_gets_nothing_of_the_old_state(
     assert gone.acknowledge((0, 0, [ACCEPT])) is not ErrorCode.NONE
 
 
+def test_session_of_a_group_that_was_deleted_and_created_anew_gets_nothing_of_the_old_state(
+    world: World, states: StoredStates
+) -> None:
+    """The new group begins with the same state epoch, and a session of the old one is left."""
+    write(world, 1, b"a", b"b", b"c")
+    gone, new = Member(world, "m1"), Member(world, "m2")
+    assert gone.fetch(max_wait_ms=WAIT_MS).offsets() == [0, 1, 2]
+    assert gone.acknowledge((0, 2, [ACCEPT])) is ErrorCode.NONE
+    states.stored.clear()
+    refused = new.fetch(max_wait_ms=WAIT_MS)
+    assert refused.offsets() == []
+    assert refused.error_of() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert new.fetch(max_wait_ms=WAIT_MS).acquired() == [(0, 2, 1)]
+
+
 @pytest.mark.parametrize("is_failover", [True, False])
 def test_failure_31_backoff_of_a_released_record_outlives_its_share_partition(
     is_failover: bool, make_world: MakeWorld, states: StoredStates

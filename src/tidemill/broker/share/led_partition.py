@@ -230,8 +230,8 @@ class LedSharePartition:
     def session_began(self) -> None:
         """Hand out nothing until the state is known to be the current one.
 
-        An administrator may have altered the group's offsets while it had no members. Sessions of members that are gone
-        for the group may be left here, and with them what was read before.
+        An administrator may have altered the group's offsets, or deleted the group, while it had no members. Sessions of
+        members that are gone for the group may be left here, and with them what was read before.
         """
         self._must_check = True
         if self._checking is None:
@@ -250,8 +250,11 @@ class LedSharePartition:
                 self._must_check = True
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if summary.state_epoch != self._state_epoch:
-                logger.info("share partition %s is over: its offsets were altered", self.key)
+            # A group that was deleted and created anew may have the same state epoch. But no leader has read its state,
+            # and the first one writes where it begins.
+            is_new = summary.start_offset == NO_START_OFFSET
+            if is_new or summary.state_epoch != self._state_epoch:
+                logger.info("share partition %s is over: its state was replaced", self.key)
                 self._end(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         self._checking = None
         self.wake()
