@@ -313,6 +313,15 @@ def test_settings_that_cannot_be_meant_are_refused(client: Client, given: dict[s
         client.queue("orders", group="g", **given)
 
 
+async def test_asynchronous_queue_that_could_not_be_opened_says_so_again(shared: InProcessBroker) -> None:
+    async with AsyncClient(shared.bootstrap, timeout_s=20) as client:
+        queue = client.queue("nowhere", group="g")
+        for _ in range(2):
+            with pytest.raises(UnknownTopic, match="nowhere"):
+                await queue.get(0.1)
+        await queue.close()
+
+
 async def test_jobs_from_an_event_loop(shared: InProcessBroker, topic: str) -> None:
     fill(shared, topic, 5)
     async with AsyncClient(shared.bootstrap, timeout_s=20) as client:

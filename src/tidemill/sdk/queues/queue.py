@@ -89,6 +89,10 @@ class Workshop:
 
     # -- opening and closing ---------------------------------------------------------------------------------
 
+    @property
+    def is_open(self) -> bool:
+        return self._settling is not None
+
     def open(self) -> None:
         """Joins the group, once. Waits for brokers."""
         with self._lock:
@@ -319,6 +323,7 @@ class AsyncQueue(AsyncIterator[AsyncJob]):
         workshop = self._workshop
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
+        if not workshop.is_open:
             await asyncio.to_thread(workshop.open)
         self._ready.clear()
         taken = workshop.take(0.0)
