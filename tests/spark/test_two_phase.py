@@ -6,7 +6,9 @@ Each runs on a cluster that has KIP-939 and, as far as the promise goes there, o
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -423,12 +425,41 @@ class TestWriters:
     ) -> None:
         told = {"kafka.bootstrap.servers": target.bootstrap, "topic": topic}
         mine, other = (SinkOptions.parse(told | {"checkpointLocation": f"/{topic}/{each}"}) for each in "ab")
-        written(mine, Task(query, 0, 0, mark=mine.checkpoint_mark), "a")
-        left = written(other, Task(f"{query}-other", 0, 0, mark=other.checkpoint_mark), "b")
+        written(mine, Task(query, 0, 0, mark=mine.mark), "a")
+        left = written(other, Task(f"{query}-other", 0, 0, mark=other.mark), "b")
         StreamWriter(SCHEMA, told | {"checkpointLocation": f"/{topic}/a"}).abort([None], 0)
         assert open_ids(cluster, query) == []
         assert open_ids(cluster, f"{query}-other") == [left.transactional_id]
         settle(cluster, f"{query}-other")
+
+    @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+    def test_a_stream_that_fails_leaves_a_stranger_with_the_same_path_alone(
+        self,
+        target: RunningBroker,
+        sink: SinkOptions,
+        cluster: Cluster,
+        topic: str,
+        query: str,
+        tmp_path: Path,
+        scheme: str,
+    ) -> None:
+        """The path may mean a folder on another machine. The id in the checkpoint tells them apart."""
+        told = {"kafka.bootstrap.servers": target.bootstrap, "topic": topic}
+        told["checkpointLocation"] = f"{scheme}{tmp_path}"
+        (tmp_path / "metadata").write_text(json.dumps({"id": query}))
+        mark = SinkOptions.parse(told).mark
+        written(sink, Task(query, 0, 0, mark=mark), "a")
+        stranger = written(sink, Task(f"{query}-other", 0, 0, mark=mark), "b")
+        StreamWriter(SCHEMA, told).abort([None], 0)
+        assert open_ids(cluster, query) == []
+        commit_batch(cluster, f"{query}-other", 0, [stranger])
+        assert values(read(target.bootstrap, topic)) == ["b"]
+
+    def test_streams_to_other_topics_have_other_marks(self) -> None:
+        """Where the checkpoint is not readable: a path on another machine, or in a bucket."""
+        told = {"kafka.bootstrap.servers": "127.0.0.1:1", "checkpointLocation": "s3://bucket/checkpoint"}
+        marks = {SinkOptions.parse(told | {"topic": each}).mark for each in "ab"}
+        assert len(marks) == 2
 
     def test_a_batch_of_foreach_batch_is_committed_once(
         self, target: RunningBroker, sink: SinkOptions, topic: str

@@ -95,8 +95,8 @@ class SinkOptions:
     exactly_once: bool = True
     # Who writes, when a batch write is not one of a kind, and which batch it is.
     job: str | None = None
-    # By which tasks of a stream are known when nothing else tells whose they are.
-    checkpoint_mark: str = ""
+    # Of a stream; None when the session names the place.
+    checkpoint: str | None = None
     batch_id: int | None = None
     codec: int = CompressionType.NONE
     # Of one batch of records, header included: what is gathered, and the most for a single record. A topic's
@@ -112,6 +112,14 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         return _Parser(options).parse()
+
+    @property
+    def mark(self) -> str:
+        """By which tasks of a stream are known when nothing else tells whose they are. Strangers may have the same."""
+        if self.checkpoint is None:
+            return ""
+        place = f"{self.checkpoint} {self.topic or ''}"
+        return f"{crc32c(place.encode()):08x}"
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
@@ -165,7 +173,7 @@ class _Parser:
             exactly_once=self._flag("exactlyOnce", True),
             job=self._job(),
             batch_id=self._batch_id(),
-            checkpoint_mark=self._checkpoint_mark(),
+            checkpoint=self._options.get("checkpointLocation") or None,
             codec=self._codec(),
             batch_bytes=min(request_bytes, self._count("kafka.batch.size") or BATCH_BYTES),
             batch_bytes_max=request_bytes,
@@ -196,10 +204,6 @@ class _Parser:
                 "set the option topic, or writeName, which is another for each write of a batch"
             )
         return "/".join(each for each in (name, topic or "", write) if each is not None)
-
-    def _checkpoint_mark(self) -> str:
-        location = self._options.get("checkpointLocation")
-        return f"{crc32c(location.encode()):08x}" if location else ""
 
     def _access(self) -> BrokerAccess:
         bootstrap = self._options.get("kafka.bootstrap.servers")

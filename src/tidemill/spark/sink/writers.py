@@ -16,12 +16,15 @@ the batch.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -148,7 +151,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query_id is None or batch_id is None:
             raise TidemillError(f"Spark does not tell {_QUERY_ID} and {_BATCH_ID} to this task")
-        task = _task(context, query_id, int(batch_id), self._options.checkpoint_mark)
+        task = _task(context, query_id, int(batch_id), self._options.mark)
         return write_rows(self._options, task, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -161,7 +164,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         del batchId
         if self._options.exactly_once:
-            _settle_after_failure(self._options, _query_id(messages), messages)
+            query_id = _query_id(messages) or query_of_checkpoint(self._options.checkpoint)
+            _settle_after_failure(self._options, query_id, messages)
 
 
 def _task(context: TaskContext, query_id: str, batch_id: int, mark: str = "") -> Task:
@@ -173,7 +177,8 @@ def _task(context: TaskContext, query_id: str, batch_id: int, mark: str = "") ->
 def _settle_after_failure(
     options: SinkOptions, query_id: str | None, messages: Sequence[WriterCommitMessage | None]
 ) -> None:
-    """When not one task ended well, only the mark in their names tells which query it is.
+    """When not one task ended well and the checkpoint is not readable here, only the mark in their names tells which
+    query it is.
 
     It is done again after a moment: a task whose upstream failed takes what it got for everything, and is still writing it.
     """
@@ -182,12 +187,25 @@ def _settle_after_failure(
             cluster.timeout_s = min(cluster.timeout_s, _ABORT_TIMEOUT_S)
             for pause_s in _SETTLE_PAUSES_S:
                 time.sleep(pause_s)
-                for each in [query_id] if query_id else queries_marked(cluster, options.checkpoint_mark):
+                for each in [query_id] if query_id else queries_marked(cluster, options.mark):
                     settle(cluster, each, _transactions(messages))
     except TidemillError as failure:
         logger.warning(
             "transactions of the failed batch stay open until they time out or it is repeated: %s", failure
         )
+
+
+def query_of_checkpoint(location: str | None) -> str | None:
+    """The id that Spark keeps in the checkpoint, if this process can read it: a path, or a URL of a file."""
+    url = urlsplit(location or "")
+    if not location or url.scheme not in ("", "file"):
+        return None
+    folder = Path(unquote(url.path) if url.scheme else location)
+    try:
+        told = json.loads((folder / "metadata").read_text(encoding="utf-8"))
+        return str(told["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 # --- one task ---
