@@ -8,8 +8,9 @@ import pytest
 
 from tests.brokers import eventually
 from tests.wire import messages
-from tests.wire.batches import encode
+from tests.wire.batches import NOW_MS, encode
 from tests.wire.connection import Connection, fetch_fields, produce_fields
+from tests.wire.test_record_bombs import bomb
 
 ROUNDS = 20
 TOPIC_RESOURCE = 2
@@ -54,6 +55,21 @@ def test_a_listing_sees_the_deletion_of_records_before_it(connection: Connection
         deleted, found = in_one_piece(connection, ("delete_records", 2, deletion), listed(topic, EARLIEST))
         assert deleted.topics[0].partitions[0].error_code == 0
         assert found.topics[0].partitions[0].offset == offset
+
+
+def test_a_listing_sees_what_was_produced_without_a_response_before_it(
+    connection: Connection, topic: str
+) -> None:
+    connection.create_topic(topic, configs={"compression.type": "gzip"})
+    count = 20_000
+    unanswered = produce_fields(topic, bomb(count, NOW_MS), 0, 0)
+    name, version, fields = listed(topic, LATEST)
+    for round_ in range(1, 4):
+        connection.send(
+            messages.request("produce", 9, **unanswered) + messages.request(name, version, 2, **fields)
+        )
+        _, found = messages.read_response(name, version, connection.receive_frame())
+        assert found.topics[0].partitions[0].offset == round_ * count
 
 
 def test_metadata_sees_the_creation_and_deletion_before_it(connection: Connection, topic: str) -> None:

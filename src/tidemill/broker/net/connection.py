@@ -52,7 +52,7 @@ _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 
 class Reply:
-    """A place in a connection's queue. `send` fills it, once."""
+    """A place in a connection's queue. `send` fills it, once; with nothing where the request has no response."""
 
     __slots__ = ("_connection", "order", "parts")
 

@@ -5,7 +5,8 @@ Kafka handles one request of a connection at a time. Here a request waits only w
 * One that changes or reads anything but records (ALONE) begins when every request before it is answered, waiting fetches
   excepted, and nothing begins before it is answered itself. Most are answered at once and so never wait.
 * Produce requests follow each other without waiting for answers: they are appended in order as they come. With acks=all or
-  `flush.messages` many share one round trip to the replicas, or one sync.
+  `flush.messages` many share one round trip to the replicas, or one sync. One without a response (acks=0) counts as
+  answered when its records are appended.
 * A fetch begins when the writes before it are answered. It may wait long for records and holds back nothing.
 * What nodes of the cluster send each other (INDEPENDENT) comes from many callers that share a connection. Each waits for its
   own answer, so nothing waits for another.

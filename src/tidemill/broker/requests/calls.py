@@ -62,6 +62,12 @@ class Call:
         self._reply.send((prefix, *body))
         self.finish()
 
+    def finish_silently(self) -> None:
+        """The request is done with and has no response. A place in the queue kept later requests from overtaking it."""
+        if self._reply is not None:
+            self._reply.send(())
+        self.finish()
+
     def finish(self) -> None:
         """The request is done with, answered or not: its time is measured."""
         took = self.took

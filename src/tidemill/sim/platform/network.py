@@ -446,7 +446,8 @@ class SimulatedPeer:
             except OSError as error:
                 self.close(str(error))
                 return
-            connection.send(connection.to_client, data)
+            if data:
+                connection.send(connection.to_client, data)
 
     def close(self, _reason: str | None) -> None:
         if self.is_closed:

@@ -5,7 +5,8 @@ partition succeeded without waiting, the response is packed directly, otherwise 
 the response waits until the high watermark has passed the batch, or fails when this broker stops leading.
 
 A batch whose many records must be inspected is appended a little later (`Appender.append_later`). Later batches of its
-partition are appended behind it.
+partition are appended behind it. With `acks=0`, too, the request has its place in the queue until then, and fills it with
+nothing: what comes behind it on the connection sees its records.
 
 A transactional producer's batches continue a transaction that is open in their partitions, or wait until its coordinator
 has verified it (KIP-890). Produce requests of a connection do not wait for each other's responses: later batches of the
@@ -96,6 +97,8 @@ def produce(broker: Broker, call: Call) -> None:
             return
         walk, results = _without_denied(broker, call, walk)
     if walk.transactional_id is not None:
+        if not acks:
+            call.expect_reply()
         TransactionalProduce(broker, call, walk, walk.transactional_id, results).start()
         return
     frame, version = call.frame, call.version
@@ -137,6 +140,8 @@ def produce(broker: Broker, call: Call) -> None:
         if hosted is not None:
             hosted.counts.produce_requests += len(partitions)
     if unsettled or later:
+        if not acks:
+            call.expect_reply()
         DelayedProduce(broker, call, acks, results, unsettled, walk.timeout_ms, later)
     else:
         _answer(broker, call, acks, results, all_good)
@@ -502,7 +507,7 @@ def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: b
         if not all_good:
             # Closing is the only way to report an error to a client that expects no response.
             call.connection.close("a produce request with acks=0 failed")
-        call.finish()
+        call.finish_silently()
         return
     throttle_ms = 0 if call.usage is None else call.usage.completed()
     if all_good:
