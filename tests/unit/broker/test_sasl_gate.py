@@ -190,6 +190,7 @@ def test_exception_of_a_gate_closes_the_connection_with_one_log_line(
 ) -> None:
     caplog.set_level(logging.INFO)
     run_in(loop_name, _gate_raises(100))
-    (line,) = (each for each in caplog.messages if "a bug" in each)
-    assert "closed the connection of 127.0.0.1:" in line
-    assert "\n" not in line
+    (record,) = (each for each in caplog.records if "could not be handled" in each.message)
+    assert "closed the connection of 127.0.0.1:" in record.message
+    assert record.exc_info is not None
+    assert "a bug" in str(record.exc_info[1])

@@ -248,10 +248,10 @@ class Connection:
         except ProtocolError as error:
             self.close(str(error))
             return
-        except Exception as error:
+        except Exception:
             # A bug of what handles frames: left to the loop, it would come again with every frame.
-            logger.debug("a frame of %s could not be handled", self.peer, exc_info=True)
-            self.close(f"its request could not be handled: {error!r}")
+            logger.exception("closed the connection of %s: its request could not be handled", self.peer)
+            self.close(None)
             return
         finally:
             self._is_dispatching = False
