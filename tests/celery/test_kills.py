@@ -25,6 +25,18 @@ def _deliveries(journal: Journal, kind: str) -> list[tuple[str, int]]:
     ]
 
 
+def _begun_after_acceptance(journal: Journal) -> list[str]:
+    """The jobs that were delivered again after the broker had confirmed an acceptance. A job's number is its offset."""
+    accepted: set[str] = set()
+    found = []
+    for line in journal.lines():
+        if line[:2] == ["log", f"{QUEUE}-0"] and line[6:] == ["accept", "is", "durable"]:
+            accepted.add(line[3].rstrip(","))
+        elif line[0] == "began" and line[1] in accepted:
+            found.append(line[1])
+    return found
+
+
 @pytest.mark.long
 def test_twenty_kills_of_workers_lose_no_job_and_repeat_none_that_was_accepted(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
@@ -54,5 +66,7 @@ def test_twenty_kills_of_workers_lose_no_job_and_repeat_none_that_was_accepted(t
     assert len(accepted) == len(set(accepted)), "a delivery was accepted twice"
     offsets = [offset for offset, _ in accepted]
     assert len(offsets) == len(set(offsets)), "an accepted job was delivered and accepted again"
+    assert set(offsets) <= done, "numbers are offsets"
+    assert not _begun_after_acceptance(journal)
     # The kills did hit jobs in hand: otherwise they show nothing.
     assert [line for line in journal.lines("began") if line[2] == "True"]
