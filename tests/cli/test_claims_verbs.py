@@ -95,6 +95,20 @@ def test_produced_value_above_the_threshold_is_consumed_from_the_store(
     )
 
 
+def test_claims_of_a_store_under_another_name_are_read_with_an_alias(
+    cli: Run, scans: str, root: Path
+) -> None:
+    cli("produce", scans, "--large-payloads", str(root), "--threshold", "3", "payload").check()
+    mounted = root.rename(root.parent / "mounted here")
+    consume = ("consume", scans, "--large-payloads", str(mounted))
+    assert "--store-alias" in cli(*consume).error
+    alias = ("--store-alias", root.as_uri())
+    assert cli(*consume, *alias).ok == "payload\n"
+    verify = ("claims", "verify", scans, "--store", str(mounted))
+    assert cli(*verify).code == 1
+    assert cli(*verify, *alias).code == 0
+
+
 def test_dead_letter_with_a_claim_says_where_its_payload_is(
     cli: Run, scans: str, put: Callable[..., Claim], refer: Callable[..., None]
 ) -> None:

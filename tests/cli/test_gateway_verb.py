@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,13 @@ from tests.cli.gateways import (
     start_with_gateway,
     wait_for_end,
 )
+from tidemill.claims.large_payloads import LargePayloads
 from tidemill.cli.serving import addresses
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.connections.connection import Address
+from tidemill.client.producing import producer
+from tidemill.protocol.records import Header
 
 pytest.importorskip("uvicorn", reason="needs tidemill[gateway]")
 
@@ -148,16 +152,28 @@ def test_the_gateway_of_a_broker_has_the_store_of_large_payloads(tmp_path: Path)
     settings = {
         "tidemill.gateway.large.payloads": str(store),
         "tidemill.gateway.large.payload.bytes": "100",
+        "tidemill.gateway.store.alias": "file:///mounted/elsewhere",
     }
     with start_with_gateway(tmp_path / "data", **settings) as broker:
         with Cluster(broker.bootstrap) as cluster:
             Admin(cluster).create_topic("scans")
+            claim = LargePayloads(str(store)).put("scans", b"another")
+            elsewhere = replace(
+                claim, uri=claim.uri.replace(store.as_uri(), settings["tidemill.gateway.store.alias"])
+            )
+            sender = producer.Producer(cluster)
+            sender.add("scans", b"", headers=[Header(*each) for each in elsewhere.headers()])
+            sender.flush()
         connection = http.client.HTTPConnection(console_address(broker), timeout=30)
         connection.request("POST", "/v1/topics/scans/produce", b"x" * 1000, {"content-type": "text/plain"})
-        assert connection.getresponse().status == 200
+        answer = connection.getresponse()
+        assert (answer.status, bool(answer.read())) == (200, True)
+        connection.request("GET", "/v1/topics/scans/records?limit=1")
+        answer = connection.getresponse()
+        assert (answer.status, b'"another"' in answer.read()) == (200, True)
         connection.close()
-    (stored,) = (path for path in store.rglob("*") if path.is_file())
-    assert stored.read_bytes() == b"x" * 1000
+    stored = {path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    assert stored == {b"x" * 1000, b"another"}
 
 
 @pytest.mark.parametrize("command", [("serve",), ("cluster", "start")])

@@ -164,7 +164,8 @@ def resolve(claim: Claim, store_uris: Sequence[str], place: Place) -> ClaimKey:
             return key
     raise ClaimForged(
         f"{place}: the claim points to {_shown(claim.uri)}, which is no object of {store_uris[0]}; nothing was fetched. "
-        "If that is the same store under another name, give the name as an alias"
+        "If that is the same store under another name, give that name as an alias: aliases= of LargePayloads, "
+        "--store-alias, or largePayloadsAliases of Spark"
     )
 
 

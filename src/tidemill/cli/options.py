@@ -168,3 +168,13 @@ def chosen_partitions(cluster: Cluster, topic: str, indexes: Iterable[int] | Non
                 f"topic {topic} has no partition {partition.partition}, only 0 to {len(existing) - 1}"
             )
     return wanted
+
+
+def add_store_alias(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store-alias",
+        metavar="URI",
+        action="append",
+        default=[],
+        help="another URI of the same store, such as where another machine mounts it; may be given again",
+    )

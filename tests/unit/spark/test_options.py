@@ -104,6 +104,12 @@ def test_files_can_do_without_brokers() -> None:
     assert parse(scan="segments", segmentsPath="/data").segments_path == "/data"
 
 
+def test_a_store_of_large_payloads_may_have_other_names() -> None:
+    assert parse(largePayloads="/here").large_payloads_aliases == ()
+    named = parse(largePayloads="/here", largePayloadsAliases="file:///there, s3://b/p ")
+    assert named.large_payloads_aliases == ("file:///there", "s3://b/p")
+
+
 def test_a_read_with_an_archive_is_of_committed_records_throughout() -> None:
     assert parse(archive="/archive").access.isolation_level == READ_COMMITTED
     told = {**MINIMAL, "archive": "/archive", "kafka.isolation.level": "read_uncommitted"}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tidemill.cli import positions
 from tidemill.cli.failures import CommandError, UsageError
-from tidemill.cli.options import chosen_partitions, complete, connect, natural, positive
+from tidemill.cli.options import add_store_alias, chosen_partitions, complete, connect, natural, positive
 from tidemill.cli.positions import AtOffset, End, Position
 from tidemill.cli.records.payloads import add_store, large_payloads_of, resolving
 from tidemill.cli.records.record_format import DEFAULT_TEMPLATE, Writer, json_writer, template_writer
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default {DEFAULT_TEMPLATE!r})".replace("%", "%%"),
     )
     add_store(parser, "where the payloads of claims are")
+    add_store_alias(parser)
     parser.add_argument(
         "--group",
         metavar="GROUP",

@@ -37,7 +37,9 @@ def large_payloads_of(arguments: argparse.Namespace) -> LargePayloads | None:
     if arguments.large_payloads is None:
         return None
     return LargePayloads(
-        arguments.large_payloads, threshold_bytes=getattr(arguments, "threshold", THRESHOLD_BYTES)
+        arguments.large_payloads,
+        threshold_bytes=getattr(arguments, "threshold", THRESHOLD_BYTES),
+        aliases=getattr(arguments, "store_alias", ()),
     )
 
 

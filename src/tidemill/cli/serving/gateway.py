@@ -32,6 +32,7 @@ from tidemill.cli.options import (
     BOOTSTRAP_VARIABLE,
     DEFAULT_BOOTSTRAP,
     add_examples,
+    add_store_alias,
     default_bootstrap,
     positive,
     positive_seconds,
@@ -150,6 +151,7 @@ def _add_large_payloads(parser: argparse.ArgumentParser) -> None:
         default=THRESHOLD_BYTES,
         help=f"values of more bytes go to the --large-payloads (default {THRESHOLD_BYTES})",
     )
+    add_store_alias(parser)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -268,7 +270,10 @@ def _large_payloads(arguments: argparse.Namespace, limit_bytes: int) -> LargePay
     if arguments.large_payloads is None:
         return None
     return LargePayloads(
-        arguments.large_payloads, threshold_bytes=arguments.large_payload_bytes, limit_bytes=limit_bytes
+        arguments.large_payloads,
+        threshold_bytes=arguments.large_payload_bytes,
+        limit_bytes=limit_bytes,
+        aliases=arguments.store_alias,
     )
 
 

@@ -29,6 +29,7 @@ GATEWAY_OPTIONS = {
     f"{GATEWAY_PREFIX}allow.origin": "--allow-origin",
     LARGE_PAYLOADS_KEY: "--large-payloads",
     f"{GATEWAY_PREFIX}large.payload.bytes": "--large-payload-bytes",
+    f"{GATEWAY_PREFIX}store.alias": "--store-alias",
 }
 _SSL_KEYS = (
     "ssl.cipher.suites",
@@ -54,6 +55,7 @@ KEYS: Mapping[str, str] = {
     f"{GATEWAY_PREFIX}allow.origin": "An origin whose pages may use the gateway from a browser.",
     LARGE_PAYLOADS_KEY: "The object store of the gateway's large payloads: a folder, or a URL such as s3://bucket/prefix.",
     f"{GATEWAY_PREFIX}large.payload.bytes": "Values of more bytes go to that store.",
+    f"{GATEWAY_PREFIX}store.alias": "Another URI of that store, such as where another machine mounts it.",
     INSECURE_KEY: "true lets the gateway listen beyond this machine without a log-in or without TLS.",
     **{
         f"{prefix}{name}": f"As `{name}` of the brokers' listeners, for the {what} alone."

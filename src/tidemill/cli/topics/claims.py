@@ -11,7 +11,7 @@ from tidemill.claims.claim import Claim, parse_claim
 from tidemill.claims.errors import ClaimError, ClaimStoreDown
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.claims.sweep import GRACE_MS, Standing
-from tidemill.cli.options import add_verb, add_verbs, connect, positive, print_json
+from tidemill.cli.options import add_store_alias, add_verb, add_verbs, connect, positive, print_json
 from tidemill.cli.positions import parse_age_ms
 from tidemill.cli.progress import Progress
 from tidemill.cli.prompt import confirm
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     verify.add_argument("topic", metavar="TOPIC", help="the name of a topic")
     _add_store(verify)
+    add_store_alias(verify)
     verify.add_argument("--full", action="store_true", help="read every payload and compare its SHA-256")
     sweep = add_verb(
         verbs,
@@ -126,7 +127,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    large_payloads = LargePayloads(arguments.store)
+    large_payloads = LargePayloads(arguments.store, aliases=arguments.store_alias)
     checked = 0
     problems: list[dict[str, object]] = []
     with connect(arguments) as cluster, Progress() as progress:

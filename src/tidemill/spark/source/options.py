@@ -90,6 +90,7 @@ _SOURCE = (
     "archive",
     "largePayloads",
     "largePayloadsLimit",
+    "largePayloadsAliases",
     COMMAND_CONFIG,
 )
 _KAFKA = (
@@ -154,6 +155,7 @@ class SourceOptions:
     archive: str | None = None
     # The object store of payloads that are not in their records, and how large one may be.
     large_payloads: str | None = None
+    large_payloads_aliases: tuple[str, ...] = ()
     large_payload_bytes_max: int = LIMIT_BYTES
 
     @property
@@ -236,6 +238,9 @@ class _Parser:
             segments_path=segments_path,
             archive=self._text("archive"),
             large_payloads=self._text("largePayloads"),
+            large_payloads_aliases=tuple(
+                each.strip() for each in (self._text("largePayloadsAliases") or "").split(",") if each.strip()
+            ),
             large_payload_bytes_max=self._count("largePayloadsLimit") or LIMIT_BYTES,
         )
 

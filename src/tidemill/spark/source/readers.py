@@ -78,7 +78,11 @@ def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.Reco
         return partition.read(options.columns)
     from tidemill.spark.claims import columns_to_read, resolved
 
-    store = LargePayloads(options.large_payloads, limit_bytes=options.large_payload_bytes_max)
+    store = LargePayloads(
+        options.large_payloads,
+        limit_bytes=options.large_payload_bytes_max,
+        aliases=options.large_payloads_aliases,
+    )
     return resolved(partition.read(columns_to_read(options.columns)), options.columns, store, ARROW_BYTES)
 
 
