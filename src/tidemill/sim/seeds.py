@@ -31,12 +31,22 @@ _FIRST_SECURED = 50_000
 _FIRST_SHARED = 60_000
 # From this seed on every world has a topic whose number of partitions changes, and nothing else that costs much.
 _FIRST_SHRINKING = 80_000
+# From this seed on every world has delayed records with schedules.
+_FIRST_SCHEDULED = 90_000
 
 
 def plan_of(seed: int, duration_s: float) -> Plan:
     # Transactions double the cost of a seed, so every other round of the shapes has them. Every fourth has two-phase
     # commits, every fourth delayed records, every fourth a share group, and every eighth authentication.
     round_ = seed // len(_SHAPES)
+    if seed >= _FIRST_SCHEDULED:
+        return Plan(
+            shape=_SHAPES[seed % len(_SHAPES)],
+            duration_s=duration_s,
+            has_transactions=round_ % 4 == 0,
+            has_delays=True,
+            has_schedules=True,
+        )
     if seed >= _FIRST_SHRINKING:
         return Plan(
             shape=_SHAPES[seed % len(_SHAPES)],

@@ -42,6 +42,8 @@ class Plan:
     has_transactions: bool = True
     has_two_phase: bool = False
     has_delays: bool = False
+    # Whether delayed records recur, replace each other, and count from their append.
+    has_schedules: bool = False
     has_shares: bool = False
     # Whether a topic gets fewer partitions, and more again.
     has_shrinking: bool = False

@@ -164,7 +164,7 @@ class World(Stage):
                     *check(self.record.history),
                     *check_transactions(transactions),
                     *check_decisions(transactions),
-                    *check_delays(self._delays.events, self._faults.ahead_ms_max if self._faults else 0),
+                    *check_delays(self._delays.events, self._ahead_ms_max),
                     *check_shares(self._shares.events),
                     *check_keyed(self._shrinking.history),
                 ):
@@ -240,6 +240,11 @@ class World(Stage):
             await admin.configure_group(SHARE_GROUP, SHARE_GROUP_CONFIGS)
         self._has_topics = True
 
+    @property
+    def _ahead_ms_max(self) -> int:
+        """How far ahead the fastest clock of a broker ever was."""
+        return self._faults.ahead_ms_max if self._faults else 0
+
     def _note_admin(self, what: str) -> None:
         self.trace.add("admin", what)
 
@@ -313,7 +318,7 @@ class World(Stage):
             return
         if not all(crowd.finish() for crowd in self._crowds):
             return
-        if self.plan.has_delays and not self._delays.finish():
+        if self.plan.has_delays and not self._delays.finish(self._ahead_ms_max):
             return
         client = self.client("auditor")
         auditor = Auditor(client, [*self.partitions, TopicPartition(_LOOSE_TOPIC, 0)])
