@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -402,6 +403,40 @@ class TestOthersAtWork:
             commit_batch(cluster, each, 0, [transaction])
         assert sink.topic is not None
         assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "b", "b"]
+
+
+def test_a_batch_of_many_tasks_is_decided(cluster: Cluster, query: str) -> None:
+    """Its decision is one record."""
+    query_id = "5d2c6f6e-0f5e-4a53-9a65-6e5a3c1f7b21"
+    many = tuple(
+        Transaction(Task(query_id, 0, each, 0, each, "0a1b2c3d").transactional_id, 1000 + each, each % 7)
+        for each in range(15_000)
+    )
+    with Commits(cluster, query) as commits:
+        commits.fence()
+        commits.decide(Decision(0, many))
+        assert commits.fence() == Decision(0, many)
+
+
+def test_a_decision_that_is_too_large_says_what_to_do(cluster: Cluster, query: str) -> None:
+    with Commits(cluster, query) as commits:
+        commits.fence()
+        noise = tuple(Transaction(os.urandom(500).hex(), 1, 0) for _ in range(3_000))
+        with pytest.raises(TidemillError, match="about 3,000 tasks is too large: write with fewer tasks"):
+            commits.decide(Decision(0, noise))
+
+
+def test_many_transactions_are_ended_over_several_connections(
+    sink: SinkOptions, cluster: Cluster, query: str
+) -> None:
+    both = [written(sink, Task(query, 0, each), f"{each:02}") for each in range(40)]
+    commit_batch(cluster, query, 0, both)
+    assert sink.topic is not None
+    assert values(read(sink.access.bootstrap, sink.topic)) == [f"{each:02}" for each in range(40)]
+    for each in range(40):
+        written(sink, Task(query, 1, each), "never")
+    settle(cluster, query)
+    assert open_ids(cluster, query) == []
 
 
 def test_the_topic_of_decisions_is_internal_to_our_tools_only(

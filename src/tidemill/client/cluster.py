@@ -9,6 +9,7 @@ A cluster that was never reached is not waited for: if no bootstrap address answ
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -113,6 +114,13 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def twin(self) -> Cluster:
+        """Another with connections of its own, for another thread, which closes it."""
+        other = copy.copy(self)
+        other._connections, other._brokers, other._topics = {}, dict(self._brokers), dict(self._topics)
+        other._leaders, other._coordinators = dict(self._leaders), dict(self._coordinators)
+        return other
 
     def close(self) -> None:
         for connection in self._connections.values():

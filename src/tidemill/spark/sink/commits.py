@@ -29,10 +29,11 @@ from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import fetch_range
 from tidemill.client.producing.transaction_coordinator import Fenced, Identity
-from tidemill.client.producing.transactional import TransactionalProducer
+from tidemill.client.producing.transactional import RecordTooLarge, TransactionalProducer
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.internal_topics import SPARK_COMMITS_TOPIC
+from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.protocol.records import HEADER_SIZE, Record, build_batch, iterate_records
 from tidemill.types import TopicPartition
@@ -122,7 +123,9 @@ class Commits:
 
     def _new_producer(self) -> TransactionalProducer:
         transactional_id = transactional_id_of(self._query_id)
-        return TransactionalProducer(self._cluster, transactional_id, transaction_timeout_ms=_TIMEOUT_MS)
+        return TransactionalProducer(
+            self._cluster, transactional_id, transaction_timeout_ms=_TIMEOUT_MS, codec=CompressionType.GZIP
+        )
 
     def _fence_once(self) -> Decision | None:
         self._producer.init()
@@ -133,7 +136,13 @@ class Commits:
     def decide(self, decision: Decision) -> None:
         """Raises `Fenced` when another driver called `fence` since. After any failure the decision may have been made."""
         told = {"batch": decision.batch_id, "transactions": decision.transactions}
-        self._write(self._query_id.encode(), json.dumps(told, separators=(",", ":")).encode())
+        try:
+            self._write(self._query_id.encode(), json.dumps(told, separators=(",", ":")).encode())
+        except RecordTooLarge as failure:
+            raise TidemillError(
+                f"the decision about {len(decision.transactions):,} tasks is too large: write with fewer tasks, as "
+                f"DataFrame.coalesce makes of many ({failure})"
+            ) from failure
         self._producer.commit()
 
     def forget(self) -> None:

@@ -15,8 +15,9 @@ out before its commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from tidemill.client.admin.transactions import TransactionAdmin, TransactionDescription
@@ -33,6 +34,9 @@ from tidemill.spark.sink.commits import Commits, Decision, Transaction
 
 logger = logging.getLogger(__name__)
 
+SubjectT = TypeVar("SubjectT")
+ResultT = TypeVar("ResultT")
+
 _PREFIX = "spark-"
 _ONGOING = "Ongoing"
 _ABORTED = "CompleteAbort"
@@ -40,6 +44,9 @@ _COMMITTED = ("PrepareCommit", "CompleteCommit")
 _PREPARED = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 # A takeover and the end have an epoch each.
 _EPOCHS_OF_AN_END = 2
+# How many connections share how many transactions at least.
+_CONNECTIONS_MAX = 8
+_SUBJECTS_MIN = 16
 # How often an action is tried that another driver fences.
 _TRIES = 10
 
@@ -129,10 +136,11 @@ def _decide_and_commit(
                     query_id,
                 )
             return
-        holds = [_held_for_good(cluster, each) for each in written]
+        holds = _of_each(cluster, written, _held_for_good)
         commits.decide(Decision(batch_id, tuple(written)))
-        for each, hold in zip(written, holds, strict=True):
-            _commit(cluster, each, hold)
+        _of_each(
+            cluster, list(zip(written, holds, strict=True)), lambda reached, each: _commit(reached, *each)
+        )
 
 
 def settle(cluster: Cluster, query_id: str, written: Iterable[Transaction] = ()) -> None:
@@ -176,6 +184,31 @@ def queries_marked(cluster: Cluster, mark: str) -> list[str]:
     listed = TransactionAdmin(cluster).transactions(states=[_ONGOING])
     marked = [each.transactional_id for each in listed if f"/{mark}/" in each.transactional_id]
     return sorted({query_id for query_id in map(query_of, marked) if query_id is not None})
+
+
+# --- many at once ---
+
+
+def _of_each(
+    cluster: Cluster, subjects: Sequence[SubjectT], act: Callable[[Cluster, SubjectT], ResultT]
+) -> list[ResultT]:
+    """The results of `act`, over several connections when there are many.
+
+    The query's transaction in the topic of decisions is open meanwhile, and times out.
+    """
+    count = min(_CONNECTIONS_MAX, len(subjects) // _SUBJECTS_MIN)
+    if count < 2:
+        return [act(cluster, each) for each in subjects]
+
+    def share(index: int) -> list[ResultT]:
+        with cluster.twin() as reached:
+            return [act(reached, each) for each in subjects[index::count]]
+
+    results: dict[int, ResultT] = {}
+    with ThreadPoolExecutor(count) as threads:
+        for index, found in enumerate(threads.map(share, range(count))):
+            results.update(zip(range(index, len(subjects), count), found, strict=True))
+    return [results[index] for index in range(len(subjects))]
 
 
 # --- holding and ending ---
@@ -224,12 +257,14 @@ def _held_for_good(cluster: Cluster, transaction: Transaction) -> _Hold:
 def _finish(cluster: Cluster, decision: Decision) -> None:
     """Returns when all its transactions are known to have ended. Another decision must not take its place before that."""
     described = TransactionAdmin(cluster).describe_many([each[0] for each in decision.transactions])
+    left = []
     for each in decision.transactions:
         found = described.get(each.transactional_id)
         if _was_aborted(found, each):
             logger.error("%s", _lost(each))
         elif not _has_ended(found, each):
-            _commit_again(cluster, each)
+            left.append(each)
+    _of_each(cluster, left, _commit_again)
 
 
 def _has_ended(described: TransactionDescription | None, transaction: Transaction) -> bool:
@@ -296,7 +331,7 @@ def _lost(transaction: Transaction) -> TransactionLost:
 
 def _end_as_decided(cluster: Cluster, query_id: str, transactional_ids: Sequence[str]) -> list[str]:
     """Ends transactions as they were decided; returns those that another driver took over meanwhile."""
-    holds = {each: _hold(cluster, each) for each in transactional_ids}
+    holds = dict(zip(transactional_ids, _of_each(cluster, transactional_ids, _hold), strict=True))
     writers = {each: hold.writer for each, hold in holds.items() if hold.writer is not None}
     # The order matters: held, then fenced, then read.
     decision = _fence(cluster, query_id) if writers else None
