@@ -94,6 +94,7 @@ class TestUpstream:
         query = stream(gate.waits())
         gate.reached()
         query.stop()
+        assert_nothing_is_open(bootstrap, name)
         gate.open()
         ended(stream(gate.waits()))
         assert seen(bootstrap, name) == EXPECTED
@@ -112,6 +113,7 @@ class TestUpstream:
         spark.sparkContext.cancelAllJobs()
         with pytest.raises(PySparkException, match="cancelled"):
             ended(query)
+        assert_nothing_is_open(bootstrap, name)
         gate.open()
         ended(stream(gate.waits()))
         assert seen(bootstrap, name) == EXPECTED
