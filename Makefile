@@ -142,7 +142,7 @@ spark-jvm: $(VENV)/dev.stamp  ## Spark's own Kafka connector (jars from Maven Ce
 
 spark-kills: $(VENV)/dev.stamp  ## a streaming query through 60 faults: executors, drivers, brokers, rows, jobs; on one broker and on three
 	@TIDEMILL_TASK_KILLS=$(or $(KILLS),40) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
-		tests/spark/test_task_kills.py $(ARGS)
+		tests/spark/test_task_kills.py tests/spark/test_sink_failures.py tests/spark/test_driver_failures.py $(ARGS)
 	@TIDEMILL_SPARK_KILLS=$(or $(KILLS),60) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
 		tests/spark/test_exactly_once.py $(ARGS)
 
