@@ -191,7 +191,9 @@ def _settle_after_failure(
                     settle(cluster, each, _transactions(messages))
     except TidemillError as failure:
         logger.warning(
-            "transactions of the failed batch stay open until they time out or it is repeated: %s", failure
+            "transactions of the failed batch stay open until they time out or the query is started again, and those that "
+            "the driver had taken over for the commit until it is started again: %s",
+            failure,
         )
 
 
