@@ -59,6 +59,64 @@ def test_a_body_that_is_too_large(small: Gateway) -> None:
         assert "4096" in message_of(refused)
 
 
+# Two bytes each of the body, and hundreds of megabytes of memory all together if they were parsed.
+EMPTY_ARRAYS = b",".join([b"[]"] * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/views"),
+        ("POST", "/v1/queues/g/workers"),
+        ("POST", "/v3/clusters/{cluster}/topics"),
+        ("PUT", "/v3/clusters/{cluster}/topics/orders/configs/retention.ms"),
+        ("POST", "/v3/clusters/{cluster}/topics/orders/configs:alter"),
+        ("POST", "/consumers/g"),
+    ],
+)
+def test_a_document_is_small(gateway: Gateway, method: str, path: str) -> None:
+    cluster = gateway.v3.rpartition("/")[2]
+    media_type = "application/vnd.kafka.v2+json" if path.startswith("/consumers") else "application/json"
+    refused = gateway.client.request(
+        method,
+        path.format(cluster=cluster),
+        content=b'{"a":[%b]}' % EMPTY_ARRAYS,
+        headers={"Content-Type": media_type},
+    )
+    assert refused.status_code == 413
+    assert "524288 bytes" in message_of(refused)
+
+
+def test_a_record_of_very_many_arrays_is_refused(gateway: Gateway) -> None:
+    gateway.client.post(f"{gateway.v3}/topics", json={"topic_name": "orders"})
+    record = b'{"value":[%b]}' % EMPTY_ARRAYS
+    posted = {
+        "/v1/topics/orders/produce": (b'{"records":[%b]}' % record, "application/json"),
+        "/topics/orders": (b'{"records":[%b]}' % record, "application/vnd.kafka.json.v2+json"),
+    }
+    for path, (body, media_type) in posted.items():
+        refused = gateway.client.post(path, content=body, headers={"Content-Type": media_type})
+        assert refused.status_code == 413, (path, refused.text)
+        assert "100000 arrays and objects" in message_of(refused)
+    lines = gateway.client.post(
+        "/v1/topics/orders/produce", content=record + b"\n", headers={"Content-Type": "application/x-ndjson"}
+    )
+    assert "100000 arrays and objects" in lines.text
+    streamed = gateway.client.post(
+        f"{gateway.v3}/topics/orders/records",
+        content=b'{"value":{"type":"JSON","data":[%b]}}' % EMPTY_ARRAYS,
+        headers=JSON,
+    )
+    assert "100000 arrays and objects" in streamed.text
+
+
+def test_brackets_in_texts_are_no_arrays(gateway: Gateway) -> None:
+    gateway.client.post(f"{gateway.v3}/topics", json={"topic_name": "orders"})
+    record = {"value": "[" * 150_000 + '\\"{'}
+    written = gateway.client.post("/v1/topics/orders/produce", json={"records": [record, record]})
+    assert written.status_code == 200, written.text
+
+
 def test_a_body_that_says_it_is_too_large_is_not_read(small: Gateway) -> None:
     with RawConnection(small) as connection:
         connection.begin(f"{small.v3}/topics", "Content-Length: 100000000000")

@@ -43,12 +43,16 @@ class Limits:
 
     # One request's body. A stream of records may be longer.
     body_bytes_max: int = 16 * 1024 * 1024
+    # A body that is no list of records, such as a topic's settings: it is parsed at once.
+    document_bytes_max: int = 512 * 1024
     # Of one request whose records are written all or none. A stream of records may have more.
     request_records_max: int = 50_000
     # What is held in memory of all bodies that have not come as a whole.
     bodies_bytes_max: int = 256 * 1024 * 1024
     # Key, value and headers of one record, as they are written.
     record_bytes_max: int = 1024 * 1024
+    # Arrays and objects in the JSON of one record. Each takes some 60 bytes of memory, and three of the body.
+    record_containers_max: int = 100_000
     # Of the request's line and headers together.
     header_bytes_max: int = 32 * 1024
     # A body may pause for so long, and has to arrive at this rate on the whole.

@@ -1,10 +1,10 @@
 """Request bodies as JSON, bounded in size and in time.
 
-`read_json` takes one document, `stream_json` several one after the other (concatenated JSON, with or without white
-space between them), as they come. Both refuse, with `Problem`:
+`read_json` takes one document, which has to be small. `stream_json` takes several, one after the other (concatenated JSON,
+with or without white space between them), as they come. Both refuse, with `Problem`:
 
     415    a Content-Type that is not JSON's (or what the route names), a charset that is not UTF-8, or compression
-    413    more bytes than the limit; without reading them when Content-Length says so
+    413    more bytes than the limit, without reading them when Content-Length says so; too many arrays and objects in a record
     503    a body that gives way to others (`waiting_bodies.py`)
     408    a body that makes too little progress: a pause longer than `body_pause_s`, or less than `body_bytes_per_s_min`
     400    bytes that are not UTF-8; JSON that does not parse, with line and column; NaN and Infinity, which are no JSON
@@ -40,6 +40,7 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 # An escape is taken as a whole, so that an escaped quote does not end the string.
 _IN_STRING = re.compile(rb'"|\\.|\\', re.DOTALL)
+_STRUCTURE_OR_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 _BODY_HEADERS = frozenset(("content-length", "transfer-encoding"))
 _OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
 
@@ -93,12 +94,19 @@ async def read_bytes(request: Request, limit_bytes: int | None = None) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+async def read_document(request: Request, limit_bytes: int | None = None) -> bytes:
+    """A body that is parsed at once, and so has to be small."""
+    limits = limits_of(request)
+    limit = min(limits.document_bytes_max, limits.body_bytes_max)
+    return await read_bytes(request, limit if limit_bytes is None else limit_bytes)
+
+
 async def read_json(
     request: Request, limit_bytes: int | None = None, *, media_types: Collection[str] = (JSON,)
 ) -> Any:
     """The body's one document. An empty body is a 400."""
     check_media_type(request, media_types)
-    data = await read_bytes(request, limit_bytes)
+    data = await read_document(request, limit_bytes)
     if not data.strip(_WHITE_SPACE):
         raise Problem(400, 400, "the body is empty; it should be JSON")
     return parse_json(data)
@@ -117,7 +125,7 @@ async def stream_json(request: Request, *, media_types: Collection[str] = (JSON,
     """The records of the body, each as soon as its last byte is there, in turns. The record's limit holds for each."""
     check_media_type(request, media_types)
     limits = limits_of(request)
-    splitter = _Splitter(limits.record_text_bytes_max)
+    splitter = _Splitter(limits.record_text_bytes_max, limits.record_containers_max)
     progress = _Progress(limits, is_stream=True)
     turn = turn_of(request)
     async for chunk in _chunks(request, progress):
@@ -181,6 +189,30 @@ def decode_text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise Problem(400, 400, f"the body is not UTF-8 at byte {error.start}") from None
+
+
+def check_containers(text: str, limit: int) -> None:
+    """Refuse a value of more arrays and objects than that. What comes behind the value does not count."""
+    if text.count("[") + text.count("{") <= limit:
+        return
+    count = depth = 0
+    for found in _STRUCTURE_OR_STRING.finditer(text):
+        match found[0]:
+            case "[" | "{":
+                count += 1
+                depth += 1
+                if count > limit:
+                    raise too_many_containers(limit)
+            case "]" | "}":
+                depth -= 1
+                if depth <= 0:
+                    return
+
+
+def too_many_containers(limit: int) -> Problem:
+    return Problem(
+        413, 413, f"the JSON of a record has more than {limit} arrays and objects, which is the limit here"
+    )
 
 
 def check_surrogates(document: Any) -> None:
@@ -299,12 +331,14 @@ class _Splitter:
     its brackets, every byte once. Either it has not come yet, or the parser says what is wrong with it.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, containers_max: int) -> None:
         self._limit = limit_bytes
+        self._containers_max = containers_max
         self._buffer = bytearray()
         # How much of the buffer was looked at, and what was seen of the document that it begins with.
         self._seen = 0
         self._depth = 0
+        self._containers = 0
         self._is_in_string = False
 
     @property
@@ -384,6 +418,7 @@ class _Splitter:
                 # What it is instead, the parser says better.
                 _object(bytes(buffer[start : start + 64]))
             self._seen = start
+            self._containers = 0
         position = self._seen
         while True:
             found = (_IN_STRING if self._is_in_string else _STRUCTURE).search(buffer, position)
@@ -396,6 +431,9 @@ class _Splitter:
                 self._is_in_string = not self._is_in_string
             elif mark in _OPENING:
                 self._depth += 1
+                self._containers += 1
+                if self._containers > self._containers_max:
+                    raise too_many_containers(self._containers_max)
             elif mark in _CLOSING:
                 self._depth -= 1
                 if self._depth == 0:

@@ -2,7 +2,8 @@
 
 Parsing a body at once would hold the event loop for as long as the body is large. So the outer object is walked here:
 every element of `records` is parsed and converted on its own, in turns (`turns.py`). More than `request_records_max`
-records are refused (413), and so is a record, or another member, whose JSON is larger than `record_text_bytes_max`.
+records are refused (413), and so is a record, or another member, whose JSON is larger than `record_text_bytes_max` or has
+more arrays and objects than `record_containers_max`.
 
 The text is looked at through a window, so that the parser never sees more than it may take. An element that the window
 cuts is parsed again with a larger one; each is twice as large as the one before, so that the whole stays linear.
@@ -21,6 +22,7 @@ from tidemill.gateway.answers import JSON
 from tidemill.gateway.http.bodies import (
     STRICT_JSON,
     SURROGATE,
+    check_containers,
     check_media_type,
     check_surrogates,
     decode_text,
@@ -185,3 +187,5 @@ class _Walk:
                 raise Problem(413, 413, f"the JSON of a record is larger than {limit} bytes, the limit here")
         self._window = self._text[self._position : self._position + size]
         self._window_start = self._position
+        if size > _WINDOW_CHARACTERS:
+            check_containers(self._window, self.limits.record_containers_max)

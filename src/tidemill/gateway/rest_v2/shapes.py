@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from tidemill.gateway.http.bodies import check_media_type, kind_of, parse_json, read_bytes
+from tidemill.gateway.http.bodies import check_media_type, kind_of, parse_json, read_document
 from tidemill.gateway.http.formats import integer, invalid, member
 from tidemill.gateway.http.openapi import (
     PARTITION,
@@ -70,7 +70,7 @@ SUBSCRIPTION: Schema = {
 
 async def document_of(request: Request) -> dict[str, Any] | None:
     """The body. None when there is none, and then no Content-Type is needed."""
-    data = await read_bytes(request)
+    data = await read_document(request)
     if not data.strip():
         return None
     check_media_type(request, BODIES)

@@ -28,7 +28,9 @@ from tidemill.gateway.answers import JSON, json_answer, json_bytes_in_turns
 from tidemill.gateway.cluster.access import backend_of
 from tidemill.gateway.cluster.backend import Backend, Delivery
 from tidemill.gateway.http.bodies import (
+    check_containers,
     check_media_type,
+    decode_text,
     limits_of,
     media_type_of,
     parse_json,
@@ -50,6 +52,7 @@ from tidemill.gateway.http.openapi import (
 )
 from tidemill.gateway.http.record_bodies import read_records
 from tidemill.gateway.problems import Problem
+from tidemill.gateway.settings import Limits
 from tidemill.gateway.simple import dead_letters, delays, queues, shrinks, views
 from tidemill.gateway.simple import read as simple_read
 from tidemill.gateway.simple.records import SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
@@ -194,7 +197,7 @@ async def _produce_lines(request: Request, defaults: Defaults) -> Response:
     topic = request.path_params["topic"]
     backend = backend_of(request)
     await backend.partition_count(topic)
-    stream = _Stream(limits_of(request).stream_records_pending_max, defaults)
+    stream = _Stream(limits_of(request), defaults)
     number = 0
     try:
         async for line in stream_lines(request, media_types=(NDJSON,)):
@@ -210,8 +213,9 @@ async def _produce_lines(request: Request, defaults: Defaults) -> Response:
     return stream.answer()
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes, containers_max: int) -> Any:
     try:
+        check_containers(decode_text(line), containers_max)
         return parse_json(line)
     except Problem as problem:
         raise Problem(
@@ -222,8 +226,9 @@ def _parsed(line: bytes) -> Any:
 class _Stream:
     """The lines that wait for their acknowledgement, in their order, and what became of the others."""
 
-    def __init__(self, pending_max: int, defaults: Defaults) -> None:
-        self._pending_max = pending_max
+    def __init__(self, limits: Limits, defaults: Defaults) -> None:
+        self._pending_max = limits.stream_records_pending_max
+        self._containers_max = limits.record_containers_max
         self._defaults = defaults
         self._pending: deque[tuple[int, asyncio.Future[Delivery]]] = deque()
         self._ranges: dict[int, dict[str, int]] = {}
@@ -231,9 +236,8 @@ class _Stream:
 
     async def write(self, number: int, line: bytes, backend: Backend, topic: str) -> None:
         try:
-            delivery = await SimpleRecord(_parsed(line), "the record", self._defaults).hand_over(
-                backend, topic
-            )
+            record = SimpleRecord(_parsed(line, self._containers_max), "the record", self._defaults)
+            delivery = await record.hand_over(backend, topic)
         except Problem as problem:
             self.fail(number, problem)
             return
