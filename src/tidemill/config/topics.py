@@ -90,7 +90,7 @@ def own_topic_value(key: ConfigKey, overrides: Mapping[str, str]) -> Value | Non
 
 
 def ineffective_topic_values(overrides: Mapping[str, str]) -> list[str]:
-    """What is wrong with each of a topic's own values that cannot be parsed."""
+    """Returns the problem of each of a topic's own values that cannot be parsed."""
     problems: list[str] = []
     for name, value in overrides.items():
         try:

@@ -81,7 +81,7 @@ def kept_uncompressed(chunk: bytes, position: int, places: Places) -> KeptRecord
 
 
 def kept_of(header: BatchHeader, records: Sequence[bytes]) -> Steps[KeptRecords]:
-    """What is left of a batch: these records."""
+    """Returns the kept part of a batch: these records."""
     payload = b"".join(records)
     attributes, codec = header.attributes, header.codec
     if codec and len(payload) <= header.size - HEADER_SIZE:

@@ -19,7 +19,7 @@ _PARTIAL = re.compile(r"((?:.*/)?)\.([^/]+)\.[0-9a-f]{16}\.partial")
 
 
 def partial_name(name: str, token: str) -> str:
-    """How an object is named while it is written. A crash leaves it behind. `token` has 16 hexadecimal digits."""
+    """Returns the name of an object while it is written, which a crash leaves behind. `token` has 16 hexadecimal digits."""
     return f".{name}.{token}.partial"
 
 

@@ -91,7 +91,7 @@ def _partitions(
     default_partitions: int,
     entry: CreatableTopic | CreatePartitionsTopic | DeleteTopicState | str,
 ) -> int:
-    """How many partitions come or go."""
+    """Returns how many partitions are created or deleted."""
     if isinstance(entry, CreatableTopic):
         asked = len(entry.assignments) or entry.num_partitions
         return default_partitions if asked == -1 else asked

@@ -50,7 +50,7 @@ CONTROLLER_SETTINGS = (
 
 
 def active_partitions(configs: Mapping[str, str]) -> int:
-    """How many partitions of a topic store new records; 0 when all do."""
+    """Returns how many partitions of a topic store new records; 0 when all do."""
     return _number(configs, PARTITIONS_ACTIVE)
 
 

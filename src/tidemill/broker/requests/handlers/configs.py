@@ -92,7 +92,7 @@ class _Look(NamedTuple):
 
 
 class _Inherited(NamedTuple):
-    """What is set for brokers: what topics and groups inherit. `texts` is the same, hashable."""
+    """The brokers' settings that topics and groups inherit. `texts` is the same, hashable."""
 
     layers: BrokerLayers
     texts: LayerTexts
@@ -194,7 +194,7 @@ def _inherited_by_groups(texts: LayerTexts, look: _Look) -> _Results:
 
 
 def _topic_results(overrides: Mapping[str, str], inherited: _Inherited, look: _Look) -> _Results:
-    """What a topic inherits is the same for all; only its own values are described anew."""
+    """Describes the keys of a topic. Inherited values are the same for all topics; only its own are described anew."""
     layers = inherited.layers
     shared = _inherited_by_topics(inherited.texts, look)
     if not overrides:

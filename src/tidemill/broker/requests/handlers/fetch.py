@@ -216,7 +216,7 @@ class ConsumerFetch:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[list[Answer[Records]], int, bool]:
-        """What every partition has now, how many bytes of records that is, and whether it cannot wait."""
+        """Reads every partition. Returns the answers, their bytes of records, and whether the response cannot wait."""
         left = self._response_bytes_max()
         found_bytes = 0
         is_urgent = False
@@ -260,7 +260,7 @@ class ConsumerFetch:
         return answers, found_bytes, is_urgent or not can_grow
 
     def _response_bytes_max(self) -> int:
-        """How many bytes of records all partitions share. One batch may exceed it, when it is the first."""
+        """Returns the bytes of records that all partitions share. One batch may exceed it, when it is the first."""
         bytes_max = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
         if self._call.usage is not None:
             bytes_max = min(bytes_max, self._call.usage.fetch_bytes_max())
@@ -399,7 +399,7 @@ class ConsumerFetch:
     def _continued_read(
         self, key: WireKey, wanted: FetchPartition, partition: Partition, view: View | None, log: Log
     ) -> FilteredRead | None:
-        """What was found of a partition so far, or a new read; None when nothing of it is left out."""
+        """Returns the read of a partition so far, or a new one; None without a filter or with an offset out of range."""
         select = self._select(view, partition, log)
         if select is None or not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
             return None
