@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.scripted import Stage, play
 from tests.unit.delays.snapshots import snapshot
-from tidemill.broker.partitions.delivery import _replay
+from tidemill.broker.partitions.originals import replay_batch
 from tidemill.broker.partitions.partition import Partition
 from tidemill.delays.state import PartitionDelays
 from tidemill.log.segments.segment import segment_name
@@ -41,7 +41,7 @@ def _read_anew(machine: Machine) -> PartitionDelays:
     state = PartitionDelays(partition.log.log_start_offset, partition.high_watermark)
     for segment in partition.log.segments:
         for _, header, batch in segment.batches():
-            run_steps(_replay(state, header, batch))
+            run_steps(replay_batch(state, header, batch))
     return state
 
 

@@ -57,10 +57,17 @@ class SharePartition:
         "limits",
     )
 
-    def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int, steady_ms: int) -> None:
+    def __init__(
+        self,
+        state: ShareState,
+        limits: ShareLimits,
+        log_end_offset: int,
+        steady_ms: int,
+        counts: ShareCounts | None = None,
+    ) -> None:
         """`state.start_offset` is decided. What lies behind the log's end was lost in an unclean election."""
         self.limits = limits
-        self.counts = ShareCounts()
+        self.counts = counts or ShareCounts()
         start_offset = min(state.start_offset, log_end_offset)
         self._in_flight = InFlight(start_offset)
         for batch in state.batches:
@@ -130,6 +137,9 @@ class SharePartition:
         if len(self._in_flight.ranges) >= _RANGES_PER_LOCK * self.limits.record_locks_max:
             return 0
         return self.limits.record_locks_max - self.open_count
+
+    def configure(self, limits: ShareLimits) -> None:
+        self.limits = limits
 
     def next_deadline_ms(self, steady_ms: int) -> int | None:
         """When the next lock ends, or a released record becomes available."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.poisoned import poisoned
 from tests.unit.broker.replica_world import TOPIC_ID, World, produced
 from tests.unit.broker.share_world import (
     ACCEPT,
@@ -27,6 +28,8 @@ from tidemill.protocol.share_state import SharePartitionKey
 
 MakeWorld = Callable[..., World]
 LETTERS, LETTERS_ID = "letters", bytes(range(100, 116))
+# The simulated clock begins at 0, and timestamps ahead of it are refused.
+POISONED = poisoned(base_ms=1)
 ENABLED: dict[str, Any] = {"errors_deadletterqueue_group_enable": "true"}
 
 
@@ -56,7 +59,11 @@ def start(
 
 
 def write(world: World, *records: Record, broker_id: int = 1) -> None:
-    data = PartitionProduceData(index=0, records=bytes(build_batch(records)))
+    write_batch(world, bytes(build_batch(records)), broker_id)
+
+
+def write_batch(world: World, batch: bytes, broker_id: int = 1) -> None:
+    data = PartitionProduceData(index=0, records=batch)
     topic = TopicProduceData(topic_id=TOPIC_ID, name="t", partition_data=[data])
     answer = world.ask(broker_id, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[topic]))
     world.until(lambda: answer.is_there, "an ack")
@@ -349,3 +356,30 @@ def test_failure_33_letter_of_a_dead_leader_is_written_after_a_reminder(
     world.until(lambda: states.of().start_offset == 1, "the record is done")
     assert [record.value for record in letters(world)] == [b"poison"]
     world.until(lambda: not world[2].broker.share.led(), "the share partition ends")
+
+
+@pytest.mark.parametrize("what", POISONED)
+def test_batch_that_cannot_be_decoded_keeps_no_letter_back(
+    what: str, make_world: MakeWorld, states: StoredStates
+) -> None:
+    world = start(make_world, states)
+    write_batch(world, bytes(POISONED[what]))
+    end_offset = world[1].high_watermark
+    write(world, Record(0, 0, None, b"sound"))
+    member = Member(world)
+    member.fetch(max_wait_ms=WAIT_MS)
+    rejected = [REJECT] * (end_offset + 1)
+    assert member.acknowledge((0, end_offset, rejected)) is ErrorCode.NONE
+    world.until(lambda: states.of().start_offset == end_offset + 1, "all are archived")
+    assert [letter.value for letter in letters(world)][-1:] == [b"sound"]
+
+
+def test_group_that_begins_by_time_reads_past_a_batch_that_cannot_be_decoded(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    world = start(make_world, states)
+    configure(world, share_auto_offset_reset="by_duration:P99999D")
+    world.settle()
+    write_batch(world, bytes(POISONED["gzip: no codec's bytes"]))
+    member = Member(world)
+    assert member.fetch(max_wait_ms=WAIT_MS).offsets() == [0, 1, 2]

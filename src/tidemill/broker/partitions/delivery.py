@@ -34,7 +34,7 @@ from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appending.appender import Appender
 from tidemill.broker.partitions.leadership import Leadership
-from tidemill.broker.partitions.originals import Originals, segment_of
+from tidemill.broker.partitions.originals import Originals, replay_batch, segment_of
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.config import TopicConfig
 from tidemill.delays.copies import Original, carried_copies, visible_copies
@@ -42,12 +42,11 @@ from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import Cancel, Delayed, may_hold_requests, meaning_of
 from tidemill.delays.snapshot import FrozenDelays, can_freeze
 from tidemill.delays.state import PartitionDelays
-from tidemill.errors import ApiError, ErrorCode, ProtocolError
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.filtered_read import KnownRun
 from tidemill.log.log import Log
-from tidemill.log.transactions import marker_of
 from tidemill.protocol.record_walk import records_in_steps
-from tidemill.protocol.records import BatchHeader, InvalidBatch, Record, iterate_decompressed
+from tidemill.protocol.records import BatchHeader, InvalidBatch, iterate_decompressed
 from tidemill.protocol.steps import Steps, run_steps
 from tidemill.types import TopicPartition
 
@@ -549,7 +548,7 @@ class DelayedDelivery:
             for number, (_, header, batch) in enumerate(segment.batches(segment.locate(before)), 1):
                 if header.next_offset <= state.end_offset:
                     continue
-                yield from _replay(state, header, batch)
+                yield from replay_batch(state, header, batch)
                 self._replayed_bytes += header.size
                 if self._state is not state:
                     return
@@ -585,26 +584,3 @@ class DelayedDelivery:
 
 def _behind(state: PartitionDelays, log: Log) -> int:
     return log.log_end_offset - state.end_offset
-
-
-def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> Steps[None]:
-    if header.is_control:
-        end = marker_of(batch, header)
-        if end is None:
-            state.replay(header)
-        else:
-            yield from state.end_transaction_in_steps(end.producer_id, end.is_commit, header.base_offset)
-        return
-    records: list[Record] = []
-    try:
-        body = yield from records_in_steps(batch, header)
-        if may_hold_requests(body):
-            for count, record in enumerate(iterate_decompressed(memoryview(body), header), 1):
-                records.append(record)
-                if count % _RECORDS_A_STEP == 0:
-                    yield None
-    except ProtocolError:
-        # No consumer can decode them, so nothing in them can be delivered.
-        state.replay_undecodable(header)
-        return
-    yield from state.replay_in_steps(header, records)

@@ -1,4 +1,4 @@
-"""Reads the delayed records of a log by their offsets, for the copies that are made of them.
+"""Reads delayed records from a log: batches for the state of its delays, and single records for the copies made of them.
 
 Records that are due one after the other often share a batch. So the last batches stay in memory, decompressed and with
 the places of their records, up to a number of bytes.
@@ -13,11 +13,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidemill.delays.copies import Original
+from tidemill.delays.requests import may_hold_requests
+from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ProtocolError, StorageError
 from tidemill.log.log import Log
 from tidemill.log.segments.segment import Segment
+from tidemill.log.transactions import marker_of
 from tidemill.protocol.record_walk import records_in_steps, varint_at
-from tidemill.protocol.records import BatchHeader, checksum_matches
+from tidemill.protocol.records import BatchHeader, Record, checksum_matches, iterate_decompressed
 from tidemill.protocol.steps import Steps
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 _BYTES_A_STEP = 256 * 1024
 _READ_COST_BYTES = 16 * 1024
 _RECORDS_A_STEP = 1000
+_REPLAYED_A_STEP = 200
 # The decompressed batches that stay in memory. A larger one does not.
 _REMEMBERED_BYTES_MAX = 4 << 20
 _REMEMBERED_BATCHES_MAX = 16
@@ -142,3 +146,27 @@ def segment_of(log: Log, offset: int) -> Segment:
     """The segment that holds an offset, or a gap before the next one."""
     number = bisect_right(log.segments, offset, key=lambda each: each.base_offset) - 1
     return log.segments[max(0, number)]
+
+
+def replay_batch(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> Steps[None]:
+    """Replay a batch of the log into the state of its delays."""
+    if header.is_control:
+        end = marker_of(batch, header)
+        if end is None:
+            state.replay(header)
+        else:
+            yield from state.end_transaction_in_steps(end.producer_id, end.is_commit, header.base_offset)
+        return
+    records: list[Record] = []
+    try:
+        body = yield from records_in_steps(batch, header)
+        if may_hold_requests(body):
+            for count, record in enumerate(iterate_decompressed(memoryview(body), header), 1):
+                records.append(record)
+                if count % _REPLAYED_A_STEP == 0:
+                    yield None
+    except ProtocolError:
+        # No consumer can decode them, so nothing in them can be delivered.
+        state.replay_undecodable(header)
+        return
+    yield from state.replay_in_steps(header, records)

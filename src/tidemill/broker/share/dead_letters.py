@@ -6,8 +6,8 @@ between, the letter is sent again, by this leader or the next one. It is in the 
 that is computed from the record's place. So the leader of the dead-letter partition recognises a repetition, as for any
 idempotent producer. It does so for `producer.id.expiration.ms`.
 
-Some letters can never be written: there is no such topic, the topic does not allow it or is the source itself, or the
-letter is too large. That is logged once, and the record is archived without a letter.
+Some letters can never be written: there is no such topic, the topic does not allow it or is the source itself, the
+letter is too large, or the record cannot be decoded. That is logged once, and the record is archived without a letter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.broker.partitions.partition import Partition
 from tidemill.config import TopicConfig
 from tidemill.controller.image import MetadataImage, TopicImage
 from tidemill.dead_letters import failure_headers, letter_headers
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.log import Log
 from tidemill.protocol.api.data import (
     PartitionProduceData,
@@ -65,6 +65,7 @@ class LetterHost(Protocol):
     def long_work(self) -> LongWork: ...
     def topic_config(self, name: str) -> TopicConfig: ...
     def address_of(self, broker_id: int) -> Address | None: ...
+    def report_undecodable(self, partition: Partition, reason: str) -> None: ...
 
 
 class Unwritable(Exception):
@@ -101,7 +102,8 @@ class DeadLetters:
             self._report(key.group_id, topic, error)
             return 0
         written = 0
-        for record in await self._host.long_work.run(partial(_records_between, log, dead)):
+        on_undecodable = partial(self._host.report_undecodable, partition)
+        for record in await self._host.long_work.run(partial(_records_between, log, dead, on_undecodable)):
             letter = _letter(record, partition, key.group_id, dead)
             producer_id = producer_id_of(key, state_epoch, record.offset)
             try:
@@ -176,8 +178,8 @@ def producer_id_of(key: SharePartitionKey, state_epoch: int, offset: int) -> int
     return _PRODUCER_ID_BASE | digest >> 2
 
 
-def _records_between(log: Log, dead: Dead) -> Steps[Sequence[Record]]:
-    """The records at some offsets, as far as the log still has them."""
+def _records_between(log: Log, dead: Dead, on_undecodable: Callable[[str], None]) -> Steps[Sequence[Record]]:
+    """The records at some offsets, as far as the log still has them and they can be decoded."""
     found: list[Record] = []
     number = bisect_right(log.segments, dead.first_offset, key=lambda each: each.base_offset) - 1
     for segment in log.segments[max(0, number) :]:
@@ -188,10 +190,13 @@ def _records_between(log: Log, dead: Dead) -> Steps[Sequence[Record]]:
                 break
             if header.is_control:
                 continue
-            for count, record in enumerate(iterate_records(batch, header), 1):
-                if dead.first_offset <= record.offset < dead.end_offset:
-                    found.append(record)
-                if count % _RECORDS_A_STEP == 0:
-                    yield None
+            try:
+                for count, record in enumerate(iterate_records(batch, header), 1):
+                    if dead.first_offset <= record.offset < dead.end_offset:
+                        found.append(record)
+                    if count % _RECORDS_A_STEP == 0:
+                        yield None
+            except ProtocolError as error:
+                on_undecodable(f"the batch at offset {header.base_offset} cannot be decoded: {error}")
         yield None
     return found

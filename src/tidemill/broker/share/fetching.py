@@ -72,7 +72,7 @@ class DelayedShareFetch:
         failed: list[SharedRecords] = []
         left = self._wanted.max_bytes
         for source in self._sources:
-            if source.is_over:
+            if source.end_if_replaced():
                 failed.append(SharedRecords(source, error=source.error))
                 continue
             try:

@@ -24,7 +24,7 @@ from tidemill.broker.share.dead_letters import DeadLetters
 from tidemill.broker.share.reading import FilteredShare, Shared, read_filtered, read_shared
 from tidemill.broker.share.settings import ShareSettings
 from tidemill.config.share_groups import OffsetReset
-from tidemill.errors import ApiError, ErrorCode, StorageError
+from tidemill.errors import ApiError, ErrorCode, ProtocolError, StorageError
 from tidemill.log.filtered_read import FilteredRead
 from tidemill.log.log import Log, OffsetOutOfRange
 from tidemill.log.time_search import search_time
@@ -89,6 +89,7 @@ class ShareHost(Protocol):
         """Whether the leader before this one serves no more."""
 
     def report_damage(self, partition: Partition, reason: str) -> None: ...
+    def report_undecodable(self, partition: Partition, reason: str) -> None: ...
 
 
 class Waiting(Protocol):
@@ -147,6 +148,10 @@ class LedSharePartition:
 
     @property
     def is_over(self) -> bool:
+        return self.error is not None or not self._is_led()
+
+    def end_if_replaced(self) -> bool:
+        """End when this broker leads the partition no more, or in another epoch. Returns whether it is over."""
         if self.error is None and not self._is_led():
             self._end(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         return self.error is not None
@@ -172,12 +177,13 @@ class LedSharePartition:
             self._end(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
             return
         log = self.partition.log
-        if self.is_over or log is None:
+        if self.end_if_replaced() or log is None:
             return
         self._state_epoch = state.state_epoch
         steady_ms = self._clock.steady_ms()
-        self.machine = SharePartition(state, self.settings.limits, log.log_end_offset, steady_ms)
-        self.machine.counts = self._counts
+        self.machine = SharePartition(
+            state, self.settings.limits, log.log_end_offset, steady_ms, self._counts
+        )
         self._timer.schedule(self.machine.next_deadline_ms(steady_ms))
         self._bury_soon()
         self.wake()
@@ -196,7 +202,12 @@ class LedSharePartition:
             return log.log_start_offset
         if strategy.reset is OffsetReset.BY_DURATION:
             since_ms = self._host.wall_ms() - strategy.duration_ms
-            found = await self._host.long_work.run(partial(search_time, log, since_ms))
+            try:
+                found = await self._host.long_work.run(partial(search_time, log, since_ms))
+            except ProtocolError as error:
+                # From the beginning, so that no record is left out because of one that cannot be decoded.
+                self._host.report_undecodable(self.partition, str(error))
+                return log.log_start_offset
             if found is not None and found.offset < self.partition.high_watermark:
                 return found.offset
         return self.partition.high_watermark
@@ -297,12 +308,12 @@ class LedSharePartition:
 
     def release_member(self, member_id: str) -> None:
         """A member is gone: what it held goes to others."""
-        if self.machine is not None and not self.is_over and self.machine.release_member(member_id):
+        if self.machine is not None and not self.end_if_replaced() and self.machine.release_member(member_id):
             self._write_soon()
             self.wake()
 
     def _machine(self) -> SharePartition:
-        if self.is_over:
+        if self.end_if_replaced():
             assert self.error is not None
             raise self.error
         if self.machine is None:
@@ -315,7 +326,7 @@ class LedSharePartition:
     def read(self, max_bytes: int, *, at_least_one: bool) -> Shared | None:
         """Where the next member reads, and what is there; None when there is nothing to acquire."""
         machine, log = self.machine, self.partition.log
-        if machine is None or self.is_over or log is None or self._checking is not None:
+        if machine is None or self.end_if_replaced() or log is None or self._checking is not None:
             return None
         # Another broker may lead by now, and may have taken acknowledgements of what this one would hand out. For the
         # same reason a new leader begins when its predecessor has ended.
@@ -371,7 +382,9 @@ class LedSharePartition:
             self.report_damage(str(error))
         elif error is not None:
             logger.error("share partition %s could not be read", self.key, exc_info=error)
-        if prepared is None or machine is None or self.is_over or prepared.end_offset == prepared.offset:
+        if prepared is None or machine is None or self.end_if_replaced():
+            return
+        if prepared.end_offset == prepared.offset:
             return
         if any(span.has_records for span in prepared.spans()):
             self._prepared = prepared
@@ -399,7 +412,7 @@ class LedSharePartition:
         if settings != self.settings:
             self.settings = settings
             if self.machine is not None:
-                self.machine.limits = settings.limits
+                self.machine.configure(settings.limits)
             self.wake()
 
     # -- waiting ---------------------------------------------------------------------------------------------
@@ -450,7 +463,7 @@ class LedSharePartition:
 
     def _deadline_passed(self) -> None:
         machine = self.machine
-        if machine is None or self.is_over:
+        if machine is None or self.end_if_replaced():
             return
         steady_ms = self._clock.steady_ms()
         machine.expire(steady_ms)
@@ -523,7 +536,7 @@ class LedSharePartition:
         for dead in machine.owed(_LETTERS_AT_ONCE):
             if topic:
                 try:
-                    machine.counts.dead_letters += await self._letters.write(
+                    written = await self._letters.write(
                         self.key, self._state_epoch, self.partition, topic, dead
                     )
                 except Exception as error:
@@ -531,6 +544,8 @@ class LedSharePartition:
                         logger.error("dead letters of %s were not written", self.key, exc_info=error)
                     self._loop.call_later(_RETRY_S, self._bury_soon)
                     return
+                # Only now: others that lead the partition on this broker later count in the same place.
+                self._counts.dead_letters += written
             if self.error is not None:
                 return
             machine.buried([dead])

@@ -83,7 +83,7 @@ class SharePartitions:
     def find(self, group_id: str, topic_id: bytes, index: int) -> LedSharePartition | None:
         """The share partition, if it serves."""
         led = self._led.get(SharePartitionKey(group_id, TopicId(topic_id), index))
-        return None if led is None or led.is_over else led
+        return None if led is None or led.end_if_replaced() else led
 
     def get(self, group_id: str, topic_id: bytes, index: int, settings: ShareSettings) -> LedSharePartition:
         """The share partition, which may begin now. `ApiError` when this broker does not lead the partition."""

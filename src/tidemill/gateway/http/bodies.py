@@ -4,7 +4,7 @@
 with or without white space between them), as they come. Both refuse, with `Problem`:
 
     415    a Content-Type that is not JSON's (or what the route names), a charset that is not UTF-8, or compression
-    413    more bytes than the limit, without reading them when Content-Length says so; too many arrays and objects in a record
+    413    more bytes than the limit, without reading them when Content-Length says so; too much in a record
     503    a body that gives way to others (`waiting_bodies.py`)
     408    a body that makes too little progress: a pause longer than `body_pause_s`, or less than `body_bytes_per_s_min`
     400    bytes that are not UTF-8; JSON that does not parse, with line and column; NaN and Infinity, which are no JSON
