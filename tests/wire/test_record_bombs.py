@@ -7,7 +7,8 @@ import select
 import cramjam
 import pytest
 
-from tests.brokers import RunningBroker
+from tests.brokers import RunningBroker, eventually
+from tests.wire import messages
 from tests.wire.batches import NOW_MS, Header, encode
 from tests.wire.connection import Connection, produce_fields
 
@@ -77,6 +78,23 @@ def test_others_are_served_while_a_dense_batch_is_looked_into(
         number = busy.start("produce", 9, **produce_fields(topic, bomb(100_000), 0, -1))
         assert _answered_meanwhile(connection, busy, f"{topic}-other") > 5
         busy.finish("produce", 9, number)
+
+
+def test_a_client_does_not_wait_for_all_batches_of_another_that_are_looked_into(
+    target: RunningBroker, connection: Connection, topic: str
+) -> None:
+    """Not even when that other one waits for no response."""
+    count, records = 15, 100_000
+    for name in (topic, f"{topic}-other"):
+        connection.create_topic(name, configs={"compression.type": "gzip"})
+    with Connection(target) as busy:
+        busy.send(
+            messages.request("produce", 9, **produce_fields(topic, bomb(records, NOW_MS), 0, 0)) * count
+        )
+        eventually(lambda: connection.end_offset(topic) > 0, "the first batch")
+        assert connection.produce(f"{topic}-other", encode([b"x" * 30_000])).error_code == 0
+        assert connection.end_offset(topic) < count * records
+        eventually(lambda: connection.end_offset(topic) == count * records, "all batches", limit_s=120)
 
 
 def test_others_are_served_while_a_time_is_searched_in_a_dense_batch(

@@ -213,6 +213,9 @@ class _StruckPeer:
     def mute_for(self, throttle_ms: int) -> None:
         self._peer.mute_for(throttle_ms)
 
+    def add_kept_bytes(self, count: int) -> None:
+        self._peer.add_kept_bytes(count)
+
     def expect_reply(self) -> Reply:
         reply = self._peer.expect_reply()
         if self._fault.strike is Strike.LOSE_ANSWER:

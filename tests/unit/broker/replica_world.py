@@ -107,6 +107,8 @@ class FakePeer:
 
     def mute_for(self, throttle_ms: int) -> None: ...
 
+    def add_kept_bytes(self, count: int) -> None: ...
+
     def expect_reply(self) -> Reply:
         self.replies.append(Reply())
         return self.replies[-1]

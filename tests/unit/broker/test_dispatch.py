@@ -83,6 +83,8 @@ class _Peer:
     def mark_as_node(self) -> None:
         raise AssertionError("a request proves nothing")
 
+    def add_kept_bytes(self, count: int) -> None: ...
+
     def expect_reply(self) -> Any:
         return _Reply(self.sent)
 

@@ -45,6 +45,85 @@ def test_pieces_do_not_overlap_and_others_get_their_turn() -> None:
     asyncio.run(run())
 
 
+class _Owner:
+    """A connection."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.close_callbacks: list[Callable[[], None]] = []
+
+    def close(self) -> None:
+        self.is_closed = True
+        for callback in self.close_callbacks:
+            callback()
+        self.close_callbacks.clear()
+
+
+class _Work:
+    """Notes what was done, and what was given up."""
+
+    def __init__(self) -> None:
+        self.work = LongWork(_in_thread)
+        self.done: list[str] = []
+        self.given_up: list[str] = []
+
+    def submit(self, name: str, owner: _Owner | None, size: int = 0) -> None:
+        def piece() -> Steps[None]:
+            yield None
+
+        def done(_: None, error: Exception | None) -> None:
+            (self.done if error is None else self.given_up).append(name)
+
+        self.work.submit(piece, done, owner, size)
+
+
+async def test_owners_take_turns_and_the_pieces_of_each_keep_their_order() -> None:
+    mine, busy, other = _Work(), _Owner(), _Owner()
+    for number in range(3):
+        mine.submit(f"busy{number}", busy)
+    mine.submit("own", None)
+    for number in range(2):
+        mine.submit(f"other{number}", other)
+    await mine.work.drain(10)
+    assert mine.done == ["busy0", "own", "other0", "busy1", "other1", "busy2"]
+    assert not busy.close_callbacks
+
+
+async def test_closed_owners_leave_little_behind_and_share_one_turn() -> None:
+    mine, owners, open_one = _Work(), [_Owner(), _Owner()], _Owner()
+    mine.submit("first", open_one)
+    for name, owner in zip("ab", owners, strict=True):
+        for number in range(400):
+            mine.submit(f"{name}{number}", owner)
+        owner.close()
+    mine.submit("last of a", owners[0])
+    mine.submit("second", open_one)
+    await mine.work.drain(30)
+    assert mine.done[:4] == ["first", "a0", "second", "a1"]
+    assert mine.done[4:] == [f"a{number}" for number in range(2, 400)] + [
+        f"b{number}" for number in range(112)
+    ]
+    assert mine.given_up == [f"b{number}" for number in range(112, 400)] + ["last of a"]
+
+
+async def test_bytes_that_closed_owners_leave_behind_are_few() -> None:
+    mine, owner = _Work(), _Owner()
+    for number in range(10):
+        mine.submit(str(number), owner, size=1 << 20)
+    owner.close()
+    mine.submit("large", _closed(), size=100 << 20)
+    await mine.work.drain(10)
+    mine.submit("large, alone", _closed(), size=100 << 20)
+    await mine.work.drain(10)
+    assert mine.done == ["0", "1", "2", "3", "large, alone"]
+
+
+def _closed() -> _Owner:
+    owner = _Owner()
+    owner.close()
+    return owner
+
+
 def test_what_blocks_is_done_elsewhere_and_may_fail() -> None:
     async def run() -> None:
         def piece(function: Callable[[], int]) -> Steps[int]:

@@ -9,7 +9,8 @@ room for more, and a read of no bytes means the end of the stream.
 
 Sending. Each request takes a `Reply` slot in a queue. A slot may be filled later (a parked fetch, a produce that waits
 for the disk); nothing overtakes it. When too many replies wait, reading stops until the client has taken some: a slow
-client slows itself down and costs no memory. The frames that are left in the buffer then come first.
+client slows itself down and costs no memory. The frames that are left in the buffer then come first. Produced batches that
+wait until they can be appended count like replies (`add_kept_bytes`).
 
 Turns. Requests are handled for a millisecond at most, then the other connections have their turns (`turns.py`).
 
@@ -44,7 +45,8 @@ from tidemill.security.principals import ANONYMOUS
 logger = logging.getLogger(__name__)
 
 _REPLIES_QUEUED_MAX = 512
-_REPLY_BYTES_QUEUED_MAX = 4 << 20
+# Of replies that are not sent, and of requests that are kept.
+_BYTES_QUEUED_MAX = 4 << 20
 _SEND_JOIN_BYTES_MAX = 64 * 1024
 _PARTS_AT_ONCE = 256
 # Not everywhere (macOS has no MSG_MORE): then a header goes out as a packet of its own.
@@ -269,7 +271,7 @@ class Connection:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._replies) >= _REPLIES_QUEUED_MAX or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
+        return len(self._replies) >= _REPLIES_QUEUED_MAX or self._queued_bytes >= _BYTES_QUEUED_MAX
 
     def _dispatch_frames(self, ends_s: float) -> bool:
         """Whether no whole frame is left. False when the turn is over, too many replies wait, or one must be sent first."""
@@ -292,7 +294,7 @@ class Connection:
             # `_is_full`, written out: this is on the path of every request.
             if (
                 len(replies) >= _REPLIES_QUEUED_MAX
-                or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
+                or self._queued_bytes >= _BYTES_QUEUED_MAX
                 or (frame is not None and perf_counter() >= ends_s)
             ):
                 break
@@ -334,6 +336,11 @@ class Connection:
         if self._replies and self._replies[0] is reply:
             self._flush()
         self._go_on_reading()
+
+    def add_kept_bytes(self, count: int) -> None:
+        self._queued_bytes += count
+        if count < 0 and not self._is_dispatching and not self.is_closed:
+            self._go_on_reading()
 
     def _go_on_reading(self) -> None:
         """After a pause, once there is room again or a reply is there: first what is already in the buffer."""

@@ -98,6 +98,12 @@ class Peer(Protocol):
     def mute_for(self, throttle_ms: int) -> None:
         """Handle no further request for that long (KIP-219). Responses are sent all the same."""
 
+    def add_kept_bytes(self, count: int) -> None:
+        """So many bytes of its requests are kept until they can be appended, or fewer if negative.
+
+        While there are too many, nothing more is read.
+        """
+
     def close(self, reason: str | None) -> None: ...
 
 

@@ -415,6 +415,9 @@ class SimulatedPeer:
     def mark_as_node(self) -> None:
         """Mark the peer as a node. Requests take no simulated time, so there is no queue to bypass."""
 
+    def add_kept_bytes(self, _count: int) -> None:
+        """Memory is not simulated."""
+
     def mark_as_authenticated(self) -> None:
         """Frames of any size are let in from the beginning."""
 

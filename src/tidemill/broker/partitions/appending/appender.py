@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from tidemill.broker.disk.long_work import LongWork
+from tidemill.broker.disk.long_work import GivenUp, LongWork, Owner
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appending.guards import NO_SEQUENCE, Guard, Guards
 from tidemill.broker.partitions.appending.held_batches import HeldBatches
@@ -290,10 +290,11 @@ class Appender:
         guard: Guard | None = None,
         transactional_id: str | None = None,
         is_passed_on: bool = False,
+        owner: Owner | None = None,
     ) -> None:
         """Append a batch for which `append` raised `NotAtOnce`, or pass it on where the partition is decommissioned.
 
-        Nothing else may change `data`; batches keep their order. `is_passed_on` says that a node sent the batch.
+        Nothing else may change `data`; the batches of an owner keep their order. `is_passed_on` says that a node sent it.
         """
         self._inspecting += 1
         was_decommissioned = self.is_decommissioned
@@ -309,11 +310,13 @@ class Appender:
             return found
 
         def inspected(found: Inspected, error: Exception | None) -> None:
-            record_count = found[1].record_count if error is None else 0
-            self._held.admit(record_count, partial(store, found, error))
+            self._held.admit(found[1].record_count if error is None else 0, partial(store, found, error))
 
         def store(found: Inspected, error: Exception | None) -> None:
             self._inspecting -= 1
+            if isinstance(error, GivenUp):
+                settled(self._refused_for_now(data, ErrorCode.NETWORK_EXCEPTION, "the connection is closed"))
+                return
             if error is not None and not isinstance(error, InvalidBatch | ProtocolError):
                 logger.error("%s: inspecting a batch failed", self._name, exc_info=error)
                 settled(self._refused(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
@@ -357,7 +360,7 @@ class Appender:
             )
             self._forget_elsewhere(found[1] if error is None else None)
 
-        self._host.long_work.submit(inspect, inspected)
+        self._host.long_work.submit(inspect, inspected, owner, len(data))
 
     def _stored_elsewhere(self, header: BatchHeader) -> tuple[AppendedBatch | None, int | None]:
         """The batch of another partition that this one repeats, and the sequence that follows what is stored there."""

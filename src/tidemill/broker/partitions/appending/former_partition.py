@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from tidemill.broker.disk.long_work import Owner
 from tidemill.broker.partitions.appending.guards import Guard
 from tidemill.broker.partitions.appending.produce_rules import ProduceRules
 from tidemill.broker.partitions.refusals import Refusals
@@ -102,6 +103,7 @@ class FormerPartition:
         guard: Guard | None = None,  # noqa: ARG002
         transactional_id: str | None = None,
         is_passed_on: bool = False,  # noqa: ARG002
+        owner: Owner | None = None,  # noqa: ARG002
     ) -> None:
         try:
             header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=False)

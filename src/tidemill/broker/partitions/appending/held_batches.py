@@ -1,8 +1,8 @@
 """Inspected batches of a partition that wait while it takes no appends.
 
 The delivery of delayed records closes a partition for moments, and lets batches in as it keeps up with the log
-(`delivery.py`). A held batch has its place in the order of its connection, so a producer that is too fast is slowed down
-by its own requests in flight.
+(`delivery.py`). A held batch has its place in the order of its connection, and its bytes count there. So a producer that is
+too fast is slowed down by its own requests in flight, with acks=0 as well.
 """
 
 from __future__ import annotations

@@ -247,17 +247,20 @@ class DelayedProduce:
         self._waiters: list[Waiter] = []
         self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
         for number, (place, batch) in enumerate(later):
+            call.connection.add_kept_bytes(len(batch))
             place.partition.appender.append_later(
                 batch,
                 acks,
-                partial(self._appended, number),
+                partial(self._appended, number, len(batch)),
                 allows_zstd=call.version >= _ZSTD_SINCE,
                 is_passed_on=_may_pass_on(broker, call),
+                owner=call.connection,
             )
         for number in range(len(later), len(self._unsettled)):
             self._wait_for(number)
 
-    def _appended(self, number: int, result: ProduceResult) -> None:
+    def _appended(self, number: int, size: int, result: ProduceResult) -> None:
+        self._call.connection.add_kept_bytes(-size)
         each = self._unsettled.get(number)
         if each is not None:
             each.results[each.position] = result
@@ -406,11 +409,13 @@ class TransactionalProduce:
         # The frame is overwritten by what arrives next.
         kept = memoryview(bytearray(batch))
         self._waiting += 1
+        self._call.connection.add_kept_bytes(len(kept))
         guard.waiting.append(partial(self._answered, place, kept, header, guard))
 
     def _answered(
         self, place: Unsettled, batch: memoryview, header: BatchHeader, guard: Guard, code: ErrorCode
     ) -> None:
+        self._call.connection.add_kept_bytes(-len(batch))
         if code:
             told, reason = _as_told(code, self._call.version)
             place.results[place.position] = place.partition.appender.refuse_unverified(header, told, reason)
@@ -431,20 +436,23 @@ class TransactionalProduce:
             )
         except NotAtOnce:
             self._waiting += 1
+            self._call.connection.add_kept_bytes(len(batch))
             place.partition.appender.append_later(
                 memoryview(bytearray(batch)),
                 acks,
-                partial(self._appended_later, place),
+                partial(self._appended_later, place, len(batch)),
                 allows_zstd=allows_zstd,
                 allows_transactions=True,
                 guard=guard,
                 transactional_id=self._transactional_id,
                 is_passed_on=_may_pass_on(self._broker, self._call),
+                owner=self._call.connection,
             )
             return
         self._appended(place, result)
 
-    def _appended_later(self, place: Unsettled, result: ProduceResult) -> None:
+    def _appended_later(self, place: Unsettled, size: int, result: ProduceResult) -> None:
+        self._call.connection.add_kept_bytes(-size)
         self._appended(place, result)
         self._settle_one()
 
