@@ -18,6 +18,7 @@ from tests.wire.connection import fetch_fields, produce_fields
 from tidemill.broker.node import Node
 
 REQUESTS = 30_000
+REQUESTS_LONG = 100_000
 # Of these many fit the buffer, so that the limit of replies is reached first.
 SMALLEST = 20_000
 # Some seconds, on a machine that has nothing else to do. `sendall` takes it as the time for all of its bytes.
@@ -98,8 +99,12 @@ async def with_topic(tmp_path: Path) -> tuple[Node, int]:
 
 @pytest.mark.parametrize(
     ("frames", "count"),
-    [(mixed_requests(), REQUESTS), (mixed_requests()[:1], SMALLEST)],
-    ids=["mixed", "smallest"],
+    [
+        (mixed_requests(), REQUESTS),
+        pytest.param(mixed_requests(), REQUESTS_LONG, marks=pytest.mark.long),
+        (mixed_requests()[:1], SMALLEST),
+    ],
+    ids=["mixed", "mixed-long", "smallest"],
 )
 def test_pipelined_requests_are_answered_in_order(
     loop_name: str, frames: list[bytes], count: int, tmp_path: Path
