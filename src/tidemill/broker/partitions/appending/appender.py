@@ -225,7 +225,7 @@ class Appender:
         if log is None:
             return self._refused_for_now(data, *self._not_writable())
         if acks == -1 and leadership.is_under_min_isr:
-            return self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, self._too_few_in_sync())
+            return self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, leadership.too_few_in_sync)
         rules = self._rules
         try:
             header = rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
@@ -466,11 +466,6 @@ class Appender:
         if self._reader.log is None:
             return ErrorCode.KAFKA_STORAGE_ERROR, f"{self._name} is offline on this broker"
         return ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker does not lead {self._name}"
-
-    def _too_few_in_sync(self) -> str:
-        machine, least = self._leadership.machine, self._config.min_insync_replicas
-        in_sync = 0 if machine is None else len(machine.isr)
-        return f"{self._name} has {in_sync} replicas in sync, min.insync.replicas is {least}"
 
     def _refused(
         self,
