@@ -196,10 +196,8 @@ class Leadership:
             self._carry_out(machine.synced(end_offset, self._host.steady_ms()))
 
     @property
-    def too_few_in_sync(self) -> str:
-        """The reason for which a batch with acks=all is refused while `is_under_min_isr`."""
-        in_sync, least = 0 if self.machine is None else len(self.machine.isr), self._config.min_insync_replicas
-        return f"{self._name} has {in_sync} replicas in sync, min.insync.replicas is {least}"
+    def in_sync_count(self) -> int:
+        return 0 if self.machine is None else len(self.machine.isr)
 
     def follower_fetched(
         self, broker_id: int, broker_epoch: int, fetch_offset: int, log_start_offset: int

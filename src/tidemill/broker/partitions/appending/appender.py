@@ -225,7 +225,7 @@ class Appender:
         if log is None:
             return self._refused_for_now(data, *self._not_writable())
         if acks == -1 and leadership.is_under_min_isr:
-            return self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, leadership.too_few_in_sync)
+            return self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, self._too_few_in_sync())
         rules = self._rules
         try:
             header = rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
@@ -314,12 +314,8 @@ class Appender:
 
         def store(found: Inspected, error: Exception | None) -> None:
             self._inspecting -= 1
-            if isinstance(error, GivenUp):
-                settled(self._refused_for_now(data, ErrorCode.NETWORK_EXCEPTION, "the connection is closed"))
-                return
             if error is not None and not isinstance(error, InvalidBatch | ProtocolError):
-                logger.error("%s: inspecting a batch failed", self._name, exc_info=error)
-                settled(self._refused(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
+                settled(self._not_inspected(data, error))
                 return
             if was_decommissioned != self.is_decommissioned:
                 # A transaction was not verified here while it was to be verified elsewhere.
@@ -361,6 +357,12 @@ class Appender:
             self._forget_elsewhere(found[1] if error is None else None)
 
         self._host.long_work.submit(inspect, inspected, owner, len(data))
+
+    def _not_inspected(self, data: memoryview, error: Exception) -> ProduceResult:
+        if isinstance(error, GivenUp):
+            return self._refused_for_now(data, ErrorCode.NETWORK_EXCEPTION, "the connection is closed")
+        logger.error("%s: inspecting a batch failed", self._name, exc_info=error)
+        return self._refused(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
 
     def _stored_elsewhere(self, header: BatchHeader) -> tuple[AppendedBatch | None, int | None]:
         """The batch of another partition that this one repeats, and the sequence that follows what is stored there."""
@@ -435,8 +437,7 @@ class Appender:
 
     def _not_storing(self, named: int) -> tuple[ErrorCode, str]:
         """One of two brokers does not know yet that the number of partitions has changed."""
-        reason = f"{self._name} does not store what is sent to partition {named}"
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER, reason
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self._name} stores nothing sent to partition {named}"
 
     def _appended(self, log: Log, size: int) -> None:
         if self._leadership.commits_at_once:
@@ -466,6 +467,10 @@ class Appender:
         if self._reader.log is None:
             return ErrorCode.KAFKA_STORAGE_ERROR, f"{self._name} is offline on this broker"
         return ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker does not lead {self._name}"
+
+    def _too_few_in_sync(self) -> str:
+        in_sync, least = self._leadership.in_sync_count, self._config.min_insync_replicas
+        return f"{self._name} has {in_sync} replicas in sync, min.insync.replicas is {least}"
 
     def _refused(
         self,
@@ -527,8 +532,9 @@ class Appender:
         They are committed when the high watermark has passed that end. With a writer they are part of its transaction.
         """
         log = self._writable_with_enough_in_sync()
-        if writer is not None:
-            self._refuse_old_epoch(log, writer)
+        state = None if writer is None else log.producers.get(writer.producer_id)
+        if state is not None and writer is not None and writer.producer_epoch < state.epoch:
+            raise ApiError(ErrorCode.INVALID_PRODUCER_EPOCH)
         batch_records = [
             Record(number, timestamp_ms, key, value) for number, (key, value) in enumerate(records)
         ]
@@ -561,11 +567,6 @@ class Appender:
         except OSError as error:
             raise ApiError(self._append_failed(error).error) from error
         self._appended(log, len(batch))
-
-    def _refuse_old_epoch(self, log: Log, writer: Writer) -> None:
-        state = log.producers.get(writer.producer_id)
-        if state is not None and writer.producer_epoch < state.epoch:
-            raise ApiError(ErrorCode.INVALID_PRODUCER_EPOCH)
 
     def append_marker(self, end: TransactionEnd, timestamp_ms: int) -> int:
         """End a producer's transaction in this partition; returns the log's end after the marker. `ApiError` if that fails.
