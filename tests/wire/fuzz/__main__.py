@@ -49,7 +49,11 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=1 << 40, help="stop after so many")
     parser.add_argument("--seed", type=int, help="by default another one each time")
     parser.add_argument("--brokers", type=int, default=1, help="1 is a lone node, 3 a cluster")
-    parser.add_argument("--p99-ms", type=float, help="fail when the innocent client's p99 is not below this")
+    parser.add_argument(
+        "--p99-ms",
+        type=float,
+        help="fail when the innocent client's p99 of any ten seconds is not below this",
+    )
     parser.add_argument("--frame", help="repeat this frame, in hex with its length, and nothing else")
     parser.add_argument("--folder", type=Path, help="keep data and logs here")
     arguments = parser.parse_args()

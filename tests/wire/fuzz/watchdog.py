@@ -2,7 +2,7 @@
 
 An innocent client's round trips go on throughout. Findings are: a process that ended, more memory than the bound, a log
 entry at ERROR or with a traceback, a round trip that failed. Where a bound is given, a p99 of round trips that is not
-below it is one too. `report` gives the times and the memory seen.
+below it in all windows of ten seconds is one too. `report` gives the times and the memory seen.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Process:
     rss_bytes_seen: int = 0
 
     def rss_bytes(self) -> int:
+        """The most memory that it has ever held: a peak between two looks counts."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text()
-            return int(status.split("VmRSS:")[1].split()[0]) * 1024
+            return int(status.split("VmHWM:")[1].split()[0]) * 1024
         except (OSError, IndexError):
             return 0
 
@@ -162,8 +163,9 @@ class Watchdog:
         self.innocent = json.loads(printed) if printed else {"failure": "it ended without a word"}
         if self.innocent["failure"]:
             self.findings.append(Finding("the innocent client", str(self.innocent["failure"])))
-        elif self.p99_ms_max is not None and self.innocent["p99_ms"] >= self.p99_ms_max:
-            self.findings.append(Finding(f"the innocent client's p99 is not below {self.p99_ms_max:g} ms"))
+        elif self.p99_ms_max is not None and self.innocent["worst_10s_p99_ms"] >= self.p99_ms_max:
+            what = f"the innocent client's p99 of the worst ten seconds is not below {self.p99_ms_max:g} ms"
+            self.findings.append(Finding(what))
         self.look()
 
     def give_up(self) -> None:
