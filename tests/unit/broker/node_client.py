@@ -46,7 +46,7 @@ class Client:
         await self._writer.wait_closed()
 
 
-async def join(client: Client, group: str, session_ms: int) -> dict[str, Any]:
+async def join(client: Client, group: str, session_ms: int, metadata: bytes = b"") -> dict[str, Any]:
     """Into the group and its first generation; returns what a heartbeat has to say."""
     await client.ask("find_coordinator", 1, key=group)
     while True:
@@ -57,7 +57,7 @@ async def join(client: Client, group: str, session_ms: int) -> dict[str, Any]:
             session_timeout=session_ms,
             rebalance_timeout=SESSION_MS,
             protocol_type="consumer",
-            protocols=[{"name": "range", "metadata": b""}],
+            protocols=[{"name": "range", "metadata": metadata}],
         )
         if joined.error_code.name != "coordinator_load_in_progress":
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,33 @@ async def test_a_rebalance_can_be_asked_for_with_its_cause(tmp_path: Path) -> No
         assert (event.generation, event.members_before, event.members_after) == (1, 0, 1)
         assert f"member {member['member_id']} joined" in event.cause
         assert not node.broker.groups.events_of("somebody else")
+    finally:
+        await client.close()
+        await node.stop()
+
+
+async def test_a_topic_that_is_subscribed_to_and_not_committed_is_all_unread(tmp_path: Path) -> None:
+    node = Node(group_config(tmp_path))
+    await node.start()
+    client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
+    try:
+        topic = {
+            "name": "orders",
+            "num_partitions": 2,
+            "replication_factor": 1,
+            "assignments": [],
+            "configs": [],
+        }
+        await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
+        await _produce(client, 5)
+        # Version 0 of ConsumerProtocolSubscription: two topics, one of which does not exist, and no user data.
+        metadata = struct.pack(">hih6sh4si", 0, 2, 6, b"orders", 4, b"none", -1)
+        await join(client, "billing", SESSION_MS, metadata)
+        found = list(_lags(node, "billing"))
+        assert [(each.topic, each.partition, each.lag) for each in found] == [
+            ("orders", 0, 5),
+            ("orders", 1, 0),
+        ]
     finally:
         await client.close()
         await node.stop()

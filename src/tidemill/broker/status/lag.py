@@ -2,8 +2,8 @@
 
 Lag is the distance from the committed offset to the end of what consumers may read. Where nothing is committed, it begins
 at the log's start (`client/admin/lag.py`). It covers every partition of the topics that the group has committed something
-of. It is known exactly for partitions that this broker leads, a fetch late for those that it follows, and a partition
-without a replica here is reported without an end.
+of, or that its members subscribe to. It is known exactly for partitions that this broker leads, a fetch late for those
+that it follows, and a partition without a replica here is reported without an end.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def lags_of(machine: Groups, group: Group, replicas: Replicas) -> Iterator[Parti
     }
     image = replicas.image
     counts = {
-        tp.topic: len(image.partitions_of(topic))
-        for tp in committed
-        if image is not None and (topic := image.topics_by_name.get(tp.topic)) is not None
+        name: len(image.partitions_of(topic))
+        for name in {tp.topic for tp in committed}.union(group.consumed_topics())
+        if image is not None and (topic := image.topics_by_name.get(name)) is not None
     }
-    for tp in partitions_to_read(committed, counts):
+    known = committed.keys() | {TopicPartition(name, 0) for name in counts}
+    for tp in partitions_to_read(known, counts):
         partition, _, _ = replicas.find_readable(tp)
         log = partition.log if partition is not None else None
         yield PartitionLag(

@@ -132,6 +132,8 @@ def _total_lag(lags: list[PartitionLag]) -> int:
 
 
 def _lag_text(lags: list[PartitionLag]) -> str:
+    if not lags:
+        return "unknown: nothing is committed or assigned"
     uncommitted = _without_commit(lags)
     text = str(_total_lag(lags))
     return f"{text} ({plural(uncommitted, 'partition')} without a commit: all of it)" if uncommitted else text

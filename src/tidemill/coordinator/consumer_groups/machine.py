@@ -252,6 +252,9 @@ class ConsumerGroup(ModernGroup[ConsumerMember]):
             return True
         return any(topic in resolved.topics for resolved in self.regexes.values())
 
+    def consumed_topics(self) -> Iterable[str]:
+        return self.subscribed_topics()
+
     # Offsets.
 
     def check_offset_commit(self, committer: Committer) -> None:

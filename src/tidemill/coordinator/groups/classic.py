@@ -15,7 +15,7 @@ This module holds the state and decides nothing that needs a clock; rebalance.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from tidemill.coordinator.groups.classic_member import ClassicMember, Waiting, member_from_record
@@ -368,6 +368,9 @@ class ClassicGroup(Group):
         if self._subscribed_topics is None:
             return self.uses_consumer_protocol
         return topic in self._subscribed_topics
+
+    def consumed_topics(self) -> Iterable[str]:
+        return self._subscribed_topics or ()
 
     def offset_expires_from_ms(self, commit_timestamp_ms: int) -> int | None:
         if self.group_protocol_type is None:

@@ -209,6 +209,10 @@ class Group(ABC):
     def subscribes_to(self, topic: str) -> bool:
         """Whether members are known to consume the topic. Its offsets are then neither deleted nor expired."""
 
+    def consumed_topics(self) -> Iterable[str]:
+        """Returns the topics of which members commit offsets, as far as they are known."""
+        return ()
+
     @abstractmethod
     def offset_expires_from_ms(self, commit_timestamp_ms: int) -> int | None:
         """Returns when the retention of an offset begins; None while it may not expire."""
