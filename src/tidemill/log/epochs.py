@@ -9,6 +9,7 @@ point. The caller that advances the recovery point saves `content()` first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidemill.errors import StorageError
@@ -67,12 +68,7 @@ class LeaderEpochs:
         raise AssertionError("the latest epoch was checked above")
 
     def epoch_of(self, offset: int) -> int:
-        found = -1
-        for entry in self._entries:
-            if entry.start_offset > offset:
-                break
-            found = entry.epoch
-        return found
+        return epoch_in(self._entries, offset)
 
     def truncate_from_end(self, end_offset: int) -> None:
         kept = [entry for entry in self._entries if entry.start_offset < end_offset]
@@ -105,6 +101,16 @@ class LeaderEpochs:
     @property
     def path(self) -> str:
         return self._path
+
+
+def epoch_in(entries: Iterable[EpochStart], offset: int) -> int:
+    """Returns the epoch of an offset; -1 when it is not known."""
+    found = -1
+    for entry in entries:
+        if entry.start_offset > offset:
+            break
+        found = entry.epoch
+    return found
 
 
 def _parse(path: str, content: bytes) -> list[EpochStart]:

@@ -185,6 +185,27 @@ def test_leadership_that_ends_during_a_snapshot_leaves_another_one_behind(
     assert len(restored.pending.offsets) == 199
 
 
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_failure_29_snapshot_of_records_that_were_replaced_before_it_is_written_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, is_at_work: bool
+) -> None:
+    monkeypatch.setattr("tidemill.broker.partitions.delivery._LAST_SNAPSHOT_BYTES", 1)
+    led = Led(monkeypatch, 300)
+    led.run_round()
+    if is_at_work:
+        led.delivery._wake()
+    led.leadership.writable_log = None
+    led.delivery.update()
+    led.log.truncate_to(200)
+    for _ in range(300):
+        append(led.log, build_batch([Record(0, T0, b"k", b"of the next leader")]), leader_epoch=1)
+    if is_at_work:
+        led.run_round()
+    ((begin, done),) = led.snapshots
+    led.finish(begin(), done)
+    assert led.restored() is None
+
+
 def test_what_becomes_visible_during_a_round_is_looked_at_after_it() -> None:
     rounds: list[object] = []
     work = SimpleNamespace(submit=lambda *_: rounds.append(None))

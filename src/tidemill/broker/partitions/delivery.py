@@ -43,6 +43,7 @@ from tidemill.delays.requests import Cancel, Delayed, may_hold_requests, meaning
 from tidemill.delays.snapshot import FrozenDelays, can_freeze
 from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.epochs import EpochStart, epoch_in
 from tidemill.log.filtered_read import KnownRun
 from tidemill.log.log import Log
 from tidemill.protocol.record_walk import records_in_steps
@@ -149,7 +150,7 @@ class DelayedDelivery:
         self._replayed_bytes = self._snapshot_bytes = 0
         self._is_taking_snapshot = False
         # The state of a leadership that has ended, of which a snapshot is due.
-        self._left: tuple[PartitionDelays, Log] | None = None
+        self._left: tuple[PartitionDelays, Log, list[EpochStart]] | None = None
         self._originals = Originals()
         self._is_working = False
         # Whether this object appends: what becomes visible by that needs no round.
@@ -257,7 +258,8 @@ class DelayedDelivery:
             and self._is_restored
             and self._replayed_bytes >= _LAST_SNAPSHOT_BYTES
         ):
-            self._left = state, log
+            # The epochs as they are now. By the time of the snapshot the log may be another one, up to the same offset.
+            self._left = state, log, log.epochs.entries
         self._state = self._log = None
         self._counted_cancels = None
         self._carry_before = self._credit = 0
@@ -276,9 +278,10 @@ class DelayedDelivery:
         """Write the last snapshot of a leadership that has ended, once nothing works with its state any more."""
         if self._is_working or self._is_taking_snapshot or self._left is None:
             return
-        (state, log), self._left = self._left, None
+        (state, log, epochs), self._left = self._left, None
         frozen = FrozenDelays(state, is_at_rest=True)
-        self._host.snapshot_work.submit(partial(self._write_snapshot, frozen, log), self._left_behind)
+        epoch = epoch_in(epochs, frozen.end_offset - 1)
+        self._host.snapshot_work.submit(partial(self._write_snapshot, frozen, log, epoch), self._left_behind)
 
     def _left_behind(self, _size: int | None, error: Exception | None) -> None:
         if error is not None:
@@ -297,8 +300,9 @@ class DelayedDelivery:
         # Whatever becomes of it: the next one is due when the log has grown again.
         self._replayed_bytes = 0
         frozen = FrozenDelays(state)
+        epoch = log.epochs.epoch_of(frozen.end_offset - 1)
         self._host.snapshot_work.submit(
-            partial(self._write_snapshot, frozen, log), partial(self._took_snapshot, frozen)
+            partial(self._write_snapshot, frozen, log, epoch), partial(self._took_snapshot, frozen)
         )
 
     def _took_snapshot(self, frozen: FrozenDelays, size: int | None, error: Exception | None) -> None:
@@ -313,9 +317,9 @@ class DelayedDelivery:
     def _report_snapshot(self, error: Exception) -> None:
         logger.warning("%s: no snapshot of the delayed records was written: %s", self._name, error)
 
-    def _write_snapshot(self, frozen: FrozenDelays, log: Log) -> Steps[int]:
+    def _write_snapshot(self, frozen: FrozenDelays, log: Log, epoch: int) -> Steps[int]:
+        """`epoch` is that of the last batch in the state, which tells whether the log still has it."""
         end_offset = frozen.end_offset
-        epoch = log.epochs.epoch_of(end_offset - 1)
 
         def is_still_true() -> bool:
             return end_offset <= log.log_end_offset and log.epochs.epoch_of(end_offset - 1) == epoch
