@@ -65,7 +65,7 @@ Outcomes = dict[TopicIdPartition, ApiError | None]
     ShareFetchRequest,
     order=Order.FETCH,
     gaps=[
-        "A member over `consumer_byte_rate` gets its records and then waits; Kafka locks them and sends none."
+        "A member over `consumer_byte_rate` gets its records and then waits; Kafka responds without records."
     ],
 )
 def share_fetch(broker: Broker, call: Call) -> None:
