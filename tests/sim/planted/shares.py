@@ -28,7 +28,6 @@ from tidemill.coordinator.share_state.records import ShareRecord, decode
 from tidemill.errors import ApiError
 from tidemill.protocol.api.coordinator_records import ShareUpdateValue
 from tidemill.protocol.share_state import SharePartitionKey, ShareState, ShareStateChange, StateBatch
-from tidemill.replication.share_counts import ShareCounts
 from tidemill.replication.share_messages import (
     AcknowledgeType,
     Change,
@@ -119,16 +118,9 @@ def what_comes_back_during_a_write_counts_as_written(replace: Replace) -> None:
 
 def the_limit_archives_nothing(replace: Replace) -> None:
     class Patient(SharePartition):
-        def __init__(
-            self,
-            state: ShareState,
-            limits: ShareLimits,
-            log_end_offset: int,
-            steady_ms: int,
-            counts: ShareCounts | None = None,
-        ) -> None:
+        def __init__(self, state: ShareState, limits: ShareLimits, *rest: Any) -> None:
             more = replace_(limits, delivery_count_max=limits.delivery_count_max + 2)
-            super().__init__(state, more, log_end_offset, steady_ms, counts)
+            super().__init__(state, more, *rest)
 
     replace(led_partition, "SharePartition", Patient)
 
@@ -150,30 +142,16 @@ def the_start_offset_passes_locked_records(replace: Replace) -> None:
 
 def a_new_leader_forgets_what_was_acknowledged(replace: Replace) -> None:
     class Forgetful(SharePartition):
-        def __init__(
-            self,
-            state: ShareState,
-            limits: ShareLimits,
-            log_end_offset: int,
-            steady_ms: int,
-            counts: ShareCounts | None = None,
-        ) -> None:
-            super().__init__(replace_(state, batches=()), limits, log_end_offset, steady_ms, counts)
+        def __init__(self, state: ShareState, limits: ShareLimits, *rest: Any) -> None:
+            super().__init__(replace_(state, batches=()), limits, *rest)
 
     replace(led_partition, "SharePartition", Forgetful)
 
 
 def a_new_leader_forgets_backoffs(replace: Replace) -> None:
     class Hasty(SharePartition):
-        def __init__(
-            self,
-            state: ShareState,
-            limits: ShareLimits,
-            log_end_offset: int,
-            steady_ms: int,
-            counts: ShareCounts | None = None,
-        ) -> None:
-            super().__init__(state, replace_(limits, backoff_ms=0), log_end_offset, steady_ms, counts)
+        def __init__(self, state: ShareState, limits: ShareLimits, *rest: Any) -> None:
+            super().__init__(state, replace_(limits, backoff_ms=0), *rest)
             self.limits = limits
 
     replace(led_partition, "SharePartition", Hasty)
@@ -207,16 +185,9 @@ def letters_are_not_written(replace: Replace) -> None:
 
 def records_are_given_up_one_delivery_early(replace: Replace) -> None:
     class Impatient(SharePartition):
-        def __init__(
-            self,
-            state: ShareState,
-            limits: ShareLimits,
-            log_end_offset: int,
-            steady_ms: int,
-            counts: ShareCounts | None = None,
-        ) -> None:
+        def __init__(self, state: ShareState, limits: ShareLimits, *rest: Any) -> None:
             fewer = replace_(limits, delivery_count_max=limits.delivery_count_max - 1)
-            super().__init__(state, fewer, log_end_offset, steady_ms, counts)
+            super().__init__(state, fewer, *rest)
 
     replace(led_partition, "SharePartition", Impatient)
 

@@ -26,14 +26,7 @@ async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -
     await node.start()
     client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
     try:
-        topic = {
-            "name": "orders",
-            "num_partitions": 1,
-            "replication_factor": 1,
-            "assignments": [],
-            "configs": [],
-        }
-        await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
+        await _create_orders(client, partitions=1)
         member = await join(client, "billing", SESSION_MS)
         await _produce(client, 5)
         await _commit(client, member, 2)
@@ -58,14 +51,7 @@ async def test_a_partition_without_a_commit_is_all_unread(tmp_path: Path) -> Non
     await node.start()
     client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
     try:
-        topic = {
-            "name": "orders",
-            "num_partitions": 2,
-            "replication_factor": 1,
-            "assignments": [],
-            "configs": [],
-        }
-        await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
+        await _create_orders(client, partitions=2)
         member = await join(client, "billing", SESSION_MS)
         await _produce(client, 5)
         await _produce(client, 4, partition=1)
@@ -110,14 +96,7 @@ async def test_a_topic_that_is_subscribed_to_and_not_committed_is_all_unread(tmp
     await node.start()
     client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
     try:
-        topic = {
-            "name": "orders",
-            "num_partitions": 2,
-            "replication_factor": 1,
-            "assignments": [],
-            "configs": [],
-        }
-        await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
+        await _create_orders(client, partitions=2)
         await _produce(client, 5)
         # Version 0 of ConsumerProtocolSubscription: two topics, one of which does not exist, and no user data.
         metadata = struct.pack(">hih6sh4si", 0, 2, 6, b"orders", 4, b"none", -1)
@@ -130,6 +109,17 @@ async def test_a_topic_that_is_subscribed_to_and_not_committed_is_all_unread(tmp
     finally:
         await client.close()
         await node.stop()
+
+
+async def _create_orders(client: Client, partitions: int) -> None:
+    topic = {
+        "name": "orders",
+        "num_partitions": partitions,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": [],
+    }
+    await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
 
 
 async def _produce(client: Client, count: int, partition: int = 0) -> None:
