@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from bench.apache_kafka import ApacheKafka
 from bench.connection import answers_api_versions
@@ -86,7 +86,7 @@ class Tidemill:
     def pids(self) -> tuple[int, ...]:
         return (self.pid,)
 
-    def __enter__(self) -> Tidemill:
+    def __enter__(self) -> Self:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         command = [
             *self.program,
