@@ -52,6 +52,9 @@ _RECORDS_FREE = 100_000
 _RECORDS_A_BYTE_MAX = 16
 # The largest decompressed size of one batch. A larger one is rejected.
 DECOMPRESSED_BYTES_MAX = 1 << 28
+# Members of an enumeration are looked up by a Python function, and so is `_make` of a tuple: every batch would pay for it.
+_LAST_CODEC = int(compression.CompressionType.ZSTD)
+_new_tuple = tuple.__new__
 
 
 class InvalidBatch(Exception):
@@ -144,7 +147,7 @@ class Record(NamedTuple):
 
 def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
     """The header at a position with at least 61 bytes."""
-    return BatchHeader._make(HEADER.unpack_from(buffer, position))
+    return _new_tuple(BatchHeader, HEADER.unpack_from(buffer, position))
 
 
 def checksum_matches(batch: memoryview, header: BatchHeader) -> bool:
@@ -178,7 +181,7 @@ def sole_batch(data: memoryview) -> BatchHeader:
     """The header of the single, verified batch that a producer may send. Raises `InvalidBatch` otherwise."""
     size = len(data)
     if size >= HEADER_SIZE:
-        header = BatchHeader._make(HEADER.unpack_from(data))
+        header = _new_tuple(BatchHeader, HEADER.unpack_from(data))
         if header.batch_length == size - LENGTH_PREFIX and header.magic == MAGIC:
             if crc32c(data[_CRC_START:]) != header.crc:
                 raise _wrong_checksum()
@@ -196,7 +199,7 @@ def _walk_batches(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
     while position < end:
         following = end + 1
         if end - position >= HEADER_SIZE:
-            header = BatchHeader._make(HEADER.unpack_from(data, position))
+            header = _new_tuple(BatchHeader, HEADER.unpack_from(data, position))
             following = position + header.batch_length + LENGTH_PREFIX
             if header.magic != MAGIC or following < position + HEADER_SIZE:
                 raise _not_a_batch(header)
@@ -230,7 +233,7 @@ def check_produced(header: BatchHeader) -> None:
         header.base_offset == 0 < header.record_count == header.last_offset_delta + 1
         and header.record_count <= header.batch_length
         and not attributes & (CONTROL | TRANSACTIONAL)
-        and attributes & COMPRESSION_MASK <= compression.CompressionType.ZSTD
+        and attributes & COMPRESSION_MASK <= _LAST_CODEC
         and (header.producer_id < 0 or header.base_sequence >= 0)
     ):
         return  # nearly every batch

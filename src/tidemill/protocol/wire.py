@@ -53,6 +53,12 @@ def read_int32(buffer: Buffer, position: int) -> tuple[int, int]:
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
     """An unsigned 32-bit varint: at most five bytes."""
+    try:
+        byte = buffer[position]
+    except IndexError:
+        raise truncated(1, 0) from None
+    if byte < 0x80:
+        return byte, position + 1  # nearly every length and count
     return _read_varint_bits(buffer, position, 32)
 
 
@@ -74,6 +80,9 @@ def _read_varint_bits(buffer: Buffer, position: int, bits: int) -> tuple[int, in
 
 
 def write_uvarint(out: bytearray, value: int) -> None:
+    if 0 <= value <= 0x7F:
+        out.append(value)  # nearly every length and count
+        return
     if not 0 <= value < 1 << 32:
         raise ValueError(f"{value} is not an unsigned 32-bit integer")
     _write_varint_bits(out, value)

@@ -56,6 +56,8 @@ from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, BrokerId, TopicPartition
 
 logger = logging.getLogger(__name__)
 
+# Looking up a member of an enumeration calls a Python function: every fetched partition would pay for it.
+_NONE = ErrorCode.NONE
 _RECONSIDER_S = 0.5
 # How long a stop waits for snapshots of delayed records. Without one the next start replays more of the log.
 _SNAPSHOTS_S_MAX = 20.0
@@ -143,7 +145,7 @@ class Replicas:
             if self._image_of(key) is not None:
                 return None, ErrorCode.NOT_LEADER_OR_FOLLOWER
             return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return partition, ErrorCode.NONE
+        return partition, _NONE
 
     def find_readable(self, key: tuple[str | bytes, int]) -> tuple[Partition | None, View | None, ErrorCode]:
         """As `find`, for reading. The partition of a view is its source's, and the view comes with it."""

@@ -58,6 +58,7 @@ class ProduceRules:
         "_config",
         "_delays",
         "_is_internal",
+        "_size_max",
         "_topic",
         "needs_keys",
         "rewrites_timestamps",
@@ -67,6 +68,7 @@ class ProduceRules:
         self._topic = topic
         self._config = config
         self._is_internal = topic in INTERNAL_TOPICS
+        self._size_max = min(config.max_message_bytes, config.segment_bytes)
         self._codec = _CODECS.get(config.compression_type)
         self.rewrites_timestamps = config.is_log_append_time
         self.needs_keys = config.is_compacted
@@ -98,7 +100,8 @@ class ProduceRules:
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{self._topic} is written by coordinators only"
             )
         header = sole_batch(data)
-        self._check_size(len(data))
+        if len(data) > self._size_max:
+            raise self._too_large(len(data))
         if header.attributes & (TRANSACTIONAL | LOG_APPEND_TIME | NAMED_PARTITION):
             if header.is_transactional and not allows_transactions:
                 # As in Kafka: a transactional batch needs a request with a transactional id.
@@ -118,18 +121,17 @@ class ProduceRules:
             )
         return header
 
-    def _check_size(self, size: int) -> None:
+    def _too_large(self, size: int) -> InvalidBatch:
         config = self._config
         if size > config.max_message_bytes:
-            raise InvalidBatch(
+            return InvalidBatch(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"a batch of {size} bytes; {self._topic} allows {config.max_message_bytes} (max.message.bytes)",
             )
-        if size > config.segment_bytes:
-            raise InvalidBatch(
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-                f"a batch of {size} bytes does not fit a segment of {config.segment_bytes}",
-            )
+        return InvalidBatch(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"a batch of {size} bytes does not fit a segment of {config.segment_bytes}",
+        )
 
     def looks_inside(self, header: BatchHeader, wall_ms: int) -> bool:
         """Whether the records must be inspected: because of the configuration, or of a suspicious header."""
@@ -185,7 +187,8 @@ class ProduceRules:
         if self._codec is not None and header.codec != self._codec:
             payload = yield from compress_in_steps(self._codec, body)
             # As in Kafka: the size that counts is the stored one.
-            self._check_size(HEADER_SIZE + len(payload))
+            if HEADER_SIZE + len(payload) > self._size_max:
+                raise self._too_large(HEADER_SIZE + len(payload))
             attributes = (header.attributes & ~COMPRESSION_MASK) | self._codec
             data = memoryview(assemble(header._replace(attributes=attributes), payload))
             header = header_at(data)

@@ -231,8 +231,9 @@ class ConsumerFetch:
                 continue
             partition, error = self._broker.replicas.find(key)
             # A topic may be created while the fetch waits: what waits in it must not be shown either.
-            is_filtered = error is ErrorCode.INVALID_TOPIC_EXCEPTION or (delaying and key[0] in delaying)
-            if is_filtered:
+            is_filtered = delaying and key[0] in delaying
+            if is_filtered or (error and error is ErrorCode.INVALID_TOPIC_EXCEPTION):
+                is_filtered = True
                 partition, _, error = self._broker.replicas.find_readable(key)
             if partition is None:
                 fetched = Fetched(wanted.partition, error, aborted=[])
