@@ -22,7 +22,8 @@ def parse_properties(text: str) -> dict[str, str]:
     properties: dict[str, str] = {}
     for line in _logical_lines(text):
         key, value = _split(line)
-        properties[_unescape(key)] = _unescape(value)
+        name = _unescape(key, "a key")
+        properties[name] = _unescape(value, f"the value of {name!r}")
     return properties
 
 
@@ -56,14 +57,15 @@ def _split(line: str) -> tuple[str, str]:
     return key, rest
 
 
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(_replace_escape, text) if "\\" in text else text
+def _unescape(text: str, what: str) -> str:
+    """`what` names the text in an error. The text itself may be a password."""
 
+    def character(match: re.Match[str]) -> str:
+        code = match[1]
+        if code == "u":
+            raise ConfigError(f"Malformed \\u escape in {what} of the properties file")
+        if len(code) == 5:
+            return chr(int(code[1:], 16))
+        return _ESCAPES.get(code, code)
 
-def _replace_escape(match: re.Match[str]) -> str:
-    code = match[1]
-    if code == "u":
-        raise ConfigError(f"Malformed \\u escape in the properties file: {match.string!r}")
-    if len(code) == 5:
-        return chr(int(code[1:], 16))
-    return _ESCAPES.get(code, code)
+    return _ESCAPE.sub(character, text) if "\\" in text else text

@@ -42,3 +42,10 @@ def test_properties_syntax(text: str, expected: dict[str, str]) -> None:
 def test_malformed_unicode_escape_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"\\u"):
         parse_properties("a=\\u12")
+
+
+@pytest.mark.parametrize("text", ["password=hunter\\user", "hunter\\user=1"])
+def test_malformed_escape_is_reported_without_the_text_that_may_be_a_password(text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_properties(text)
+    assert "hunter" not in str(refused.value)
