@@ -37,6 +37,7 @@ class Secured(NamedTuple):
     authority: Authority
     stranger: Authority
     certificate: Path
+    users: Path
     log_start: int = 0
 
     def log(self) -> str:
@@ -80,6 +81,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     tmp_path = tmp_path_factory.mktemp("secured")
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     certificate = authority.issue("broker")
+    users = tmp_path / "users.properties"
+    users.write_text("bob=first\n")
     names = ("PLAINTEXT", "SSL", "MUTUAL", "SASL_PLAINTEXT")
     settings = {
         "listeners": ",".join(f"{name}://127.0.0.1:0" for name in names),
@@ -91,11 +94,12 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "listener.name.mutual.ssl.client.auth": "required",
         "listener.name.sasl_plaintext.plain.connections.max.reauth.ms": str(SESSION_MS),
         "connection.failed.authentication.delay.ms": "1",
+        "tidemill.plain.users.file": str(users),
         **sasl_settings(Issuer(tmp_path), ("SASL_PLAINTEXT",)),
     }
     broker, addresses = start_secured(tmp_path / "broker", settings)
     with broker:
-        yield Secured(broker, addresses, authority, stranger, certificate)
+        yield Secured(broker, addresses, authority, stranger, certificate, users)
 
 
 @pytest.fixture
@@ -410,6 +414,28 @@ def test_a_thousand_wrong_passwords_leave_others_served_and_the_log_short(secure
             assert readable([guess.socket], 30)
             guess.close()
     assert secured.log().count("its login failed") < 500
+
+
+def test_users_of_a_file_come_and_go_without_a_restart(secured: Secured) -> None:
+    door = secured.at("SASL_PLAINTEXT")
+
+    def may_log_in(user: str, password: str) -> bool:
+        with Connection(door) as connection:
+            return log_in(connection, user, password) == 0
+
+    assert may_log_in("bob", "first")
+    with Connection(door) as open_connection:
+        assert log_in(open_connection, "bob", "first") == 0
+        secured.users.write_text("carol=second\n")
+        eventually(lambda: may_log_in("carol", "second"), "the login of a new user")
+        assert not may_log_in("bob", "first")
+        assert may_log_in(USER, PASSWORD)
+        assert open_connection.request("metadata", 12, topics=[]).brokers
+    secured.users.write_text("dave")
+    secured.told("keeps its old PLAIN users")
+    assert may_log_in("carol", "second")
+    secured.users.write_text("bob=first\n")
+    eventually(lambda: may_log_in("bob", "first"), "the login of the first user")
 
 
 def test_no_secret_is_in_described_configs_or_the_log(secured: Secured) -> None:

@@ -23,6 +23,7 @@ from tidemill.config.broker.listeners import Listener
 from tidemill.config.broker.network import NetworkConfig
 from tidemill.config.broker.protection import check_dynamic_protection, check_protection
 from tidemill.config.broker.security import (
+    PLAIN_USERS_FILE,
     ListenerSecurity,
     Login,
     OAuthSettings,
@@ -91,6 +92,7 @@ __all__ = [
     "PARTITIONS_KEPT_MS",
     "PARTITIONS_TOTAL",
     "PARTITIONS_UNKEYED",
+    "PLAIN_USERS_FILE",
     "TOPIC_KEYS_BY_NAME",
     "VIEW_FILTER",
     "VIEW_SOURCE",

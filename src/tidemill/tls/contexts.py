@@ -12,7 +12,7 @@ import ssl
 
 from tidemill.errors import ConfigError
 from tidemill.tls.settings import KeyStore, TlsSettings, TrustStore
-from tidemill.tls.stores import as_file, pem_lines, read_store
+from tidemill.tls.stores import FileStamp, as_file, file_stamp, pem_lines, read_store
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -178,8 +178,8 @@ class TlsContexts:
         server = server_context(self._settings) if self._serves else None
         return server, client_context(self._settings) if self._dials else None
 
-    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp(path) for path in self._settings.files)
+    def _stamps(self) -> tuple[FileStamp | None, ...]:
+        return tuple(file_stamp(path) for path in self._settings.files)
 
     def reload_if_changed(self) -> bool:
         """Read the files again when one of them is another than before; whether it was so.
@@ -192,11 +192,3 @@ class TlsContexts:
         self._seen = stamps
         self.server, self.client = self._load()
         return True
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tidemill.errors import ConfigError
 from tidemill.tls.settings import Password
@@ -21,6 +22,23 @@ _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re
 _PEM_MARK = b"-----BEGIN"
 _JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 _PKCS12_FIRST = b"\x30"
+
+
+class FileStamp(NamedTuple):
+    """Differs when the file has been replaced or written."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+
+def file_stamp(path: str) -> FileStamp | None:
+    """None when the file cannot be seen."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return FileStamp(status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def read_store(location: str, store_type: str | None, password: Password | None, what: str) -> str:

@@ -219,7 +219,7 @@ def test_channel_logs_in_over_tls_and_again_before_its_session_ends(authority: A
         loop = asyncio.get_running_loop()
         login = Login("SCRAM-SHA-512", "node", Password("secret"))
         sasl = SaslSettings(
-            ("SCRAM-SHA-512",), {}, {login.mechanism: login}, {login.mechanism: 1500}, 1000, None
+            ("SCRAM-SHA-512",), {}, None, {login.mechanism: login}, {login.mechanism: 1500}, 1000, None
         )
         nonces = iter(f"nonce-{number}" for number in range(1000))
         handshakes: list[str] = []
@@ -228,7 +228,7 @@ def test_channel_logs_in_over_tls_and_again_before_its_session_ends(authority: A
             handshakes.append(next(nonces))
             return handshakes[-1]
 
-        settings = server_settings(sasl, lambda _mechanism, _user: None, None, b"decoy")
+        settings = server_settings(sasl, lambda _mechanism, _user: None, None, None, b"decoy")
         gate = SaslGate(settings, answer, loop, Clock(_Wall(), loop.time), new_nonce, 1)
         tls = contexts(authority)
         entrance = Entrance(tls=tls, login_bytes_max=1000, dispatch=gate.dispatch)
@@ -277,10 +277,10 @@ def test_connection_that_is_given_up_before_its_handshake_begins_is_closed_and_n
 
 def test_salt_of_a_nodes_own_login_is_the_one_that_an_unknown_user_of_that_name_would_get() -> None:
     login = Login("SCRAM-SHA-512", "node", Password("secret"))
-    sasl = SaslSettings(("SCRAM-SHA-512",), {}, {login.mechanism: login}, {}, 1000, None)
+    sasl = SaslSettings(("SCRAM-SHA-512",), {}, None, {login.mechanism: login}, {}, 1000, None)
     first = ScramClient(ScramMechanism.SHA_512, "node", "secret", nonce="c").first()
     challenges = []
     for own in (sasl, replace(sasl, own_logins={})):
-        settings = server_settings(own, lambda _mechanism, _user: None, None, b"decoy")
+        settings = server_settings(own, lambda _mechanism, _user: None, None, None, b"decoy")
         challenges.append(settings.mechanisms[login.mechanism]("s").respond(first, 0))
     assert challenges[0] == challenges[1]

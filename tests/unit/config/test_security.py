@@ -76,6 +76,24 @@ def test_users_and_logins_come_from_the_jaas_texts_of_each_mechanism() -> None:
     assert (controller.login.mechanism, controller.login.password.value) == ("SCRAM-SHA-512", "hunter3")
 
 
+def test_plain_users_may_be_in_a_file_of_one_listener_or_of_all() -> None:
+    own = "listener.name.internal.tidemill.plain.users.file"
+    config, warnings = load_broker_config(
+        {**THREE, own: "/etc/users", "tidemill.plain.users.file": "/etc/all"}
+    )
+    internal = config.security.listeners["INTERNAL"].sasl
+    controller = config.security.listeners["CONTROLLER"].sasl
+    assert internal is not None
+    assert controller is not None
+    assert (internal.plain_users_file, controller.plain_users_file) == ("/etc/users", None)
+    assert not [each for each in warnings if "plain.users" in each]
+    jaas = "listener.name.internal.plain.sasl.jaas.config"
+    without = {key: value for key, value in THREE.items() if key != jaas}
+    internal = load({**without, "tidemill.plain.users.file": "/etc/all"}).security.listeners["INTERNAL"].sasl
+    assert internal is not None
+    assert (internal.plain_users, internal.plain_users_file) == ({}, "/etc/all")
+
+
 def test_no_secret_is_in_the_text_of_a_configuration() -> None:
     config = load({**THREE, "ssl.key.password": "hunter4"})
     for shown in (repr(config), str(config), repr(config.layers), repr(config.security)):

@@ -24,6 +24,8 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 # The same on all nodes: a stranger that asks two of them, or asks again after a restart, sees one salt for each name.
 DECOY_SECRET = "tidemill.scram.decoy.secret"
+# A file with users of PLAIN beside those of `sasl.jaas.config`, for one listener or for all.
+PLAIN_USERS_FILE = "tidemill.plain.users.file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Login:
 class SaslSettings:
     mechanisms: tuple[str, ...]
     plain_users: Mapping[str, Password]
+    plain_users_file: str | None
     # What nodes of this cluster log in with, by mechanism: it counts before there is any metadata.
     own_logins: Mapping[str, Login]
     max_reauth_ms: Mapping[str, int]
@@ -266,20 +269,26 @@ def _sasl(values: _ListenerValues, name: str, login: Login | None) -> SaslSettin
     mechanisms = values.texts("sasl.enabled.mechanisms")
     _check_mechanisms("sasl.enabled.mechanisms", mechanisms)
     plain_users: dict[str, Password] = {}
+    plain_users_file = None
     if "PLAIN" in mechanisms:
         entry = values.jaas("PLAIN")
-        if entry is None or not entry.users:
+        found = values.found(PLAIN_USERS_FILE)
+        plain_users_file = found[1].strip() if found is not None else None
+        if not plain_users_file and (entry is None or not entry.users):
             raise ConfigError(
                 f"listener {name} has sasl.enabled.mechanisms=PLAIN and no user: set listener.name.{name.lower()}.plain."
-                'sasl.jaas.config to org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="PASSWORD";'
+                'sasl.jaas.config to org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="PASSWORD"; '
+                f"or {PLAIN_USERS_FILE} to a file of them"
             )
-        plain_users = {user: Password(password) for user, password in entry.users.items()}
+        if entry is not None:
+            plain_users = {user: Password(password) for user, password in entry.users.items()}
     logins = {each.mechanism: each for each in _own_logins(values, mechanisms)}
     if login is not None:
         logins[login.mechanism] = login
     return SaslSettings(
         mechanisms=mechanisms,
         plain_users=MappingProxyType(plain_users),
+        plain_users_file=plain_users_file or None,
         own_logins=MappingProxyType(logins),
         max_reauth_ms={each: values.number("connections.max.reauth.ms", each) for each in mechanisms},
         receive_bytes_max=values.number("sasl.server.max.receive.size"),

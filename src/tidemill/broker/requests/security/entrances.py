@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from tidemill.broker.net.network import Dispatch, Entrance
 from tidemill.broker.platform import Platform
 from tidemill.broker.requests.security.bearer_keys import BearerKeys
+from tidemill.broker.requests.security.plain_users import KnownPlainUsers
 from tidemill.broker.requests.security.sasl import FindScram, SaslGate, server_settings
 from tidemill.config import BrokerConfig
 from tidemill.security.principals import PrincipalMapping
@@ -27,17 +28,20 @@ class Entrances:
         decoy_key: bytes,
     ) -> None:
         """Raises ConfigError when a listener's settings cannot be used."""
-        self._keys: list[BearerKeys] = []
+        self._reloading: list[BearerKeys | KnownPlainUsers] = []
         self._entrances: dict[str, Entrance] = {}
         for name, security in config.security.listeners.items():
             login_bytes_max, gate = None, None
             if security.sasl is not None:
-                keys = None
+                plain, keys = None, None
+                if "PLAIN" in security.sasl.mechanisms:
+                    plain = KnownPlainUsers(security.sasl, name, platform.run_blocking)
+                    self._reloading.append(plain)
                 if security.sasl.oauth is not None:
                     keys = BearerKeys(security.sasl.oauth, platform.run_blocking)
-                    self._keys.append(keys)
+                    self._reloading.append(keys)
                 gate = SaslGate(
-                    server_settings(security.sasl, find_scram, keys, decoy_key),
+                    server_settings(security.sasl, find_scram, plain, keys, decoy_key),
                     dispatch,
                     loop,
                     platform.clock,
@@ -59,9 +63,9 @@ class Entrances:
         return self._entrances[listener_name]
 
     def start(self) -> None:
-        for keys in self._keys:
-            keys.start()
+        for each in self._reloading:
+            each.start()
 
     def close(self) -> None:
-        for keys in self._keys:
-            keys.close()
+        for each in self._reloading:
+            each.close()

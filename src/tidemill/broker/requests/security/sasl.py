@@ -17,6 +17,7 @@ from tidemill.broker.clock import Clock
 from tidemill.broker.net.network import Dispatch, Peer
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.security.bearer_keys import BearerKeys
+from tidemill.broker.requests.security.plain_users import KnownPlainUsers
 from tidemill.config import Login, SaslSettings
 from tidemill.errors import ProtocolError
 from tidemill.protocol import api as apis
@@ -30,7 +31,7 @@ from tidemill.protocol.frames import has_flexible_response_header, parse_request
 from tidemill.protocol.schema import Request, Response, decode, encode
 from tidemill.security.conversations import ServerConversation
 from tidemill.security.oauthbearer import OAuthBearerServer
-from tidemill.security.plain import PlainServer, PlainUsers
+from tidemill.security.plain import PlainServer
 from tidemill.security.sasl import (
     API_VERSIONS_KEY,
     AUTHENTICATE_KEY,
@@ -197,16 +198,20 @@ class SaslGate:
 
 
 def server_settings(
-    settings: SaslSettings, find_scram: FindScram, keys: BearerKeys | None, decoy_key: bytes
+    settings: SaslSettings,
+    find_scram: FindScram,
+    plain: KnownPlainUsers | None,
+    keys: BearerKeys | None,
+    decoy_key: bytes,
 ) -> SaslServerSettings:
     """The mechanisms of a listener. The credentials that this node logs in with are known without metadata."""
     mechanisms: dict[str, StartConversation] = {}
-    plain_users = PlainUsers({user: password.value for user, password in settings.plain_users.items()})
     for name in settings.mechanisms:
         if name in MECHANISMS:
             mechanisms[name] = _scram(MECHANISMS[name], settings.own_logins, find_scram, decoy_key)
         elif name == "PLAIN":
-            mechanisms[name] = lambda _nonce: PlainServer(plain_users)
+            assert plain is not None
+            mechanisms[name] = lambda _nonce, plain=plain: PlainServer(plain.users)  # type: ignore[misc]
         else:
             assert keys is not None
             mechanisms[name] = lambda _nonce, keys=keys: OAuthBearerServer(keys.validate)  # type: ignore[misc]
