@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import MetadataImage, TopicImage
@@ -37,7 +37,7 @@ def difference(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
     return delta
 
 
-def _removals(image: MetadataImage, name: str) -> dict[int, int]:
+def _removals(image: MetadataImage, name: str) -> Mapping[int, int]:
     return removed_epochs(image.topic_config(name))
 
 

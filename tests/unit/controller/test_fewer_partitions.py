@@ -236,6 +236,14 @@ def test_a_partition_that_is_added_again_has_a_later_epoch_than_the_one_before(c
     assert removed_epochs(settings(cluster)) == {2: 1, 3: 1}
 
 
+def test_epochs_of_removed_partitions_are_parsed_once_for_all_lookups() -> None:
+    """A group coordinator looks them up for each partition of a commit or a fetch; the list may be long."""
+    text = ",".join(f"{index}:7" for index in range(1_000))
+    found = removed_epochs({PARTITIONS_EPOCHS: text})
+    assert found[999] == 7
+    assert removed_epochs({PARTITIONS_EPOCHS: text}) is found
+
+
 def test_a_partition_that_is_gone_still_takes_part_in_transactions(cluster: Cluster) -> None:
     shrink(cluster, 2)
     remove(cluster, 3)

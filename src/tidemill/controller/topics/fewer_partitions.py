@@ -19,6 +19,8 @@ Removing `tidemill.partitions.active` takes a shrink back: the partitions that a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 
 from tidemill.config import (
     PARTITIONS_ACTIVE,
@@ -39,6 +41,8 @@ from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord
 from tidemill.protocol.records import NAMED_PARTITION_MAX
 from tidemill.types import LeaderEpoch
 
+_EPOCH_LISTS_REMEMBERED = 64
+
 # No request may change them.
 CONTROLLER_SETTINGS = (
     PARTITIONS_DIVISORS,
@@ -54,10 +58,16 @@ def active_partitions(configs: Mapping[str, str]) -> int:
     return _number(configs, PARTITIONS_ACTIVE)
 
 
-def removed_epochs(configs: Mapping[str, str]) -> dict[int, int]:
+def removed_epochs(configs: Mapping[str, str]) -> Mapping[int, int]:
     """The last leader epoch of each partition that was removed, by its index. A newer one may have that index now."""
-    pairs = (entry.split(":") for entry in _items(configs, PARTITIONS_EPOCHS))
-    return {int(index): int(epoch) for index, epoch in pairs}
+    return _parsed_epochs(configs.get(PARTITIONS_EPOCHS, ""))
+
+
+# Group coordinators look up every offset that is committed or fetched, so a long list is parsed once.
+@lru_cache(_EPOCH_LISTS_REMEMBERED)
+def _parsed_epochs(text: str) -> Mapping[int, int]:
+    pairs = (entry.split(":") for entry in _items({PARTITIONS_EPOCHS: text}, PARTITIONS_EPOCHS))
+    return MappingProxyType({int(index): int(epoch) for index, epoch in pairs})
 
 
 def has_had(image: MetadataImage, topic: str, index: int) -> bool:
