@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -235,3 +237,16 @@ async def test_a_broker_that_came_before_its_registration_is_a_replica_after_it(
     assert not await world.is_replica(peer, 5)
     world.registered[5] = SimpleNamespace(endpoints={"PLAINTEXT": SimpleNamespace(host="10.0.0.5")})
     assert await world.is_replica(peer, 5)
+
+
+@pytest.mark.parametrize("replica_id", [2, 4])
+async def test_a_connection_that_is_closed_before_its_request_is_handled_is_not_kept(replica_id: int) -> None:
+    """FetchSnapshot is handled in a task, and a frame behind it may have closed the connection by then."""
+    world, peer = _World(), _Peer(_NODE)
+    peer.is_closed = True
+    await world.is_replica(peer, replica_id)
+    world.loop.tasks.clear()
+    kept = weakref.ref(peer)
+    del peer
+    gc.collect()
+    assert kept() is None

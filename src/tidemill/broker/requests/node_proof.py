@@ -118,6 +118,9 @@ class ReplicaProofs:
         self, connection: Peer, node_id: int, evidence: Callable[[], bool | Sequence[str]]
     ) -> bool | asyncio.Task[bool]:
         """Whether it is that replica's, perhaps only after a lookup. `evidence` says it, or where the replica is."""
+        if connection.is_closed:
+            # Its close callbacks have run, so a claim would never be forgotten.
+            return False
         claim = self._claims.get(connection)
         if claim is not None and claim.node_id == node_id:
             if claim.is_proven:
