@@ -23,6 +23,7 @@ from tidemill.protocol.api.cluster import (
     MetadataRequestTopic,
     MetadataResponse,
 )
+from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.schema import Request, Response
 from tidemill.sim.checks.checker import Event
 from tidemill.sim.checks.transactions import TransactionEvent, TransactionName
@@ -133,6 +134,14 @@ class Client:
             answer = await self.ask(self.rng.choice(choices), message, response_type, timeout_s=5.0)
             if answer is not None:
                 return answer
+            await self.back_off()
+
+    async def init_producer_id(self) -> tuple[int, int]:
+        """Returns the id and the epoch of a new idempotent producer."""
+        while True:
+            answer = await self.ask_any(InitProducerIdRequest(), InitProducerIdResponse)
+            if answer.error_code == ErrorCode.NONE:
+                return answer.producer_id, answer.producer_epoch
             await self.back_off()
 
     async def back_off(self) -> None:

@@ -21,7 +21,6 @@ from tidemill.protocol.api.data import (
     TopicProduceData,
 )
 from tidemill.protocol.api.groups import JoinGroupResponse, SyncGroupRequestAssignment
-from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.records import Record, build_batch
 from tidemill.sim.checks.checker import Delivered, Event, MessageId
 from tidemill.sim.checks.keyed import KeyedHistory, KeyedPlace
@@ -160,7 +159,7 @@ class KeyedProducer:
     async def run(self) -> None:
         client = self._client
         await client.find_topics([self._topic])
-        await self._get_producer_id()
+        self._producer_id, self._epoch = await client.init_producer_id()
         while not client.record.is_ending or self._pending:
             self._adopt_count()
             if not client.record.is_ending:
@@ -175,14 +174,6 @@ class KeyedProducer:
                 if client.rng.random() < 0.4:
                     await client.refresh([self._topic])
         self.is_done = True
-
-    async def _get_producer_id(self) -> None:
-        while True:
-            answer = await self._client.ask_any(InitProducerIdRequest(), InitProducerIdResponse)
-            if answer.error_code == ErrorCode.NONE:
-                self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
-                return
-            await self._client.back_off()
 
     def _adopt_count(self) -> None:
         if self._pending:

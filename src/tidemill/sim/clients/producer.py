@@ -18,7 +18,6 @@ from tidemill.protocol.api.data import (
     ProduceResponse,
     TopicProduceData,
 )
-from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.records import Record, build_batch
 from tidemill.sim.checks.checker import Acked, MessageId, Sent, is_shown
 from tidemill.sim.clients.base import Client
@@ -57,7 +56,7 @@ class IdempotentProducer:
 
     async def run(self) -> None:
         client = self._client
-        await self._get_producer_id()
+        self._producer_id, self._epoch = await client.init_producer_id()
         while not client.record.is_ending or self._pending:
             if not client.record.is_ending:
                 room = _IN_FLIGHT_MAX - len(self._pending)
@@ -69,14 +68,6 @@ class IdempotentProducer:
             elif len(self._pending) == 0:
                 await asyncio.sleep(client.rng.random() * self._pause_s_max)
         self.is_done = True
-
-    async def _get_producer_id(self) -> None:
-        while True:
-            answer = await self._client.ask_any(InitProducerIdRequest(), InitProducerIdResponse)
-            if answer.error_code == ErrorCode.NONE:
-                self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
-                return
-            await self._client.back_off()
 
     def _new_batch(self) -> Batch:
         count = self._client.rng.randint(1, 3)
