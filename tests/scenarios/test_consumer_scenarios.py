@@ -6,21 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.scenarios.conftest import Compare
 from tests.scenarios.consumer_script import ConsumerScript
-from tests.scenarios.transcripts import run
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "consumer_groups").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
-    written = path.read_text()
+def test_transcript(path: Path, compare: Compare) -> None:
     script = ConsumerScript()
-    happened = run(written, script.execute)
-    if request.config.getoption("--rewrite", default=False):
-        path.write_text(happened)
-        return
-    assert happened == written
+    compare(path, script.execute)
     assert script.world.rebuilt().replicated_state() == script.world.groups.replicated_state()
 
 
