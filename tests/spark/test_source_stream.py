@@ -292,7 +292,15 @@ def test_a_partition_that_goes_when_its_topic_gets_fewer_ends_cleanly(
             lambda: found if "1" in (found := run.reader.latestOffset(after, ALL))[topic] else None,
             "the new partition",
         )
-        assert run.ranges(after, grown) == [(f"{topic}-1", 0, 1)]
+        # It begins where the one before it ended, and nothing is lost between.
+        assert run.ranges(after, grown) == [(f"{topic}-1", 3, 4)]
+    # A run that was away while the partition was replaced goes on from its checkpoint.
+    with Driven(target.bootstrap, subscribe=topic) as run:
+        assert run.ranges(end, run.reader.latestOffset(end, ALL)) == [(f"{topic}-1", 3, 4)]
+        admin.delete_records({TopicPartition(topic, 1): 4})
+        # Records of the new one that were deleted before they were read are a loss.
+        with pytest.raises(TidemillError, match=f"{topic}-1"):
+            run.reader.partitions(after, grown)
 
 
 def test_available_now_ends_where_the_topics_ended_at_its_start(

@@ -202,10 +202,14 @@ def fetch_fields(
     }
 
 
-def read_all(broker: RunningBroker, topic: str, partition: int = 0, offset: int = 0) -> list[batches.Batch]:
-    """Every batch up to the end of the log."""
+def read_all(
+    broker: RunningBroker, topic: str, partition: int = 0, offset: int | None = None
+) -> list[batches.Batch]:
+    """Every batch up to the end of the log, from its start unless an offset is given."""
     found: list[batches.Batch] = []
     with Connection(broker) as connection:
+        if offset is None:
+            offset = int(connection.list_offset(topic, -2, partition).offset)
         end = connection.end_offset(topic, partition)
         while offset < end:
             more = connection.read(topic, offset, partition=partition)

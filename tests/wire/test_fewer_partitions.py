@@ -18,6 +18,7 @@ from tidemill.protocol.records import iterate_records
 from tidemill.types import TopicPartition
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+OFFSET_OUT_OF_RANGE = 1
 INVALID_PARTITIONS = 37
 INVALID_CONFIG = 40
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -58,8 +59,10 @@ def ends(connection: Connection, topic: str, count: int) -> list[int]:
     return [connection.end_offset(topic, index) for index in range(count)]
 
 
-def values(target: RunningBroker, topic: str, partition: int) -> list[bytes | None]:
-    return [value for each in read_all(target, topic, partition) for value in each.values()]
+def values(
+    target: RunningBroker, topic: str, partition: int, offset: int | None = None
+) -> list[bytes | None]:
+    return [value for each in read_all(target, topic, partition, offset) for value in each.values()]
 
 
 def empty(connection: Connection, topic: str, partition: int) -> None:
@@ -214,7 +217,11 @@ def test_partitions_disappear_in_descending_order_and_stale_producers_are_served
         lambda: connection.produce(orders, encode([b"e"]), partition=3).error_code == 0,
         "a leader of the new one",
     )
-    assert values(target, orders, 3)[0] == b"e"
+    # A position behind the last record of the partition before it is one before the first record of this one.
+    assert values(target, orders, 3, offset=2)[0] == b"e"
+    former = connection.fetch(orders, 1, partition=3)
+    assert former.error_code == OFFSET_OUT_OF_RANGE
+    assert connection.list_offset(orders, -2, partition=3).offset == 2
 
 
 @pytest.mark.parametrize(
@@ -385,9 +392,10 @@ def test_partition_that_is_added_again_knows_what_was_stored_for_the_one_before(
     )
     eventually(lambda: len(connection.metadata(orders).partitions) == 4, "four partitions again")
     assert accepted(connection, orders, batch(b"a", sequence=0), 3) == -1
-    assert accepted(connection, orders, batch(b"b", sequence=1), 3) == 0
+    # Its log begins where that of the one before it ended.
+    assert accepted(connection, orders, batch(b"b", sequence=1), 3) == 1
     assert values(target, orders, 1) == [b"old", b"a"]
-    assert values(target, orders, 3) == [b"b"]
+    assert values(target, orders, 3, offset=1) == [b"b"]
 
 
 def test_compacted_topic_keeps_its_partitions(connection: Connection, topic: str) -> None:

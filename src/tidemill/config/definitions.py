@@ -187,18 +187,18 @@ IP_OVERRIDES = Check(
     lambda value: not value or all(_IP_OVERRIDE.fullmatch(pair) for pair in str(value).split(",")),
 )
 
-_NUMBER = re.compile(r"[0-9]{1,10}")
 _POSITIVE_NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 _PAIR = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
+_OFFSET = re.compile(r"[0-9]{1,10}:[0-9]{1,18}")
 THROTTLED_REPLICAS = Check(
     "* or a list of partition:broker pairs",
     lambda value: value == ("*",) or _is_list_of(_PAIR, value),
 )
-PARTITION_NUMBERS = Check("a list of partition numbers", lambda value: _is_list_of(_NUMBER, value))
 PARTITION_COUNTS = Check(
     "a list of numbers of at least 1", lambda value: _is_list_of(_POSITIVE_NUMBER, value)
 )
 PARTITION_EPOCHS = Check("a list of partition:epoch pairs", lambda value: _is_list_of(_PAIR, value))
+PARTITION_OFFSETS = Check("a list of partition:offset pairs", lambda value: _is_list_of(_OFFSET, value))
 
 
 def _is_list_of(item: re.Pattern[str], value: Value) -> bool:

@@ -57,8 +57,12 @@ class Log:
         is_clean: bool = True,
         recovery_point: int = 0,
         log_start_offset: int | None = None,
+        first_offset: int = 0,
     ) -> None:
-        """Open or create the log. `log_start_offset` is the checkpointed one; None when there is no checkpoint."""
+        """Open or create the log. `log_start_offset` is the checkpointed one; None when there is no checkpoint.
+
+        `first_offset` is that of a log without segments and checkpoint.
+        """
         self._files = files
         self.folder = folder
         self._use(config)
@@ -82,7 +86,7 @@ class Log:
         self._bases: list[int] = []
         # The base offset of the first segment whose aborted transactions must be read from its batches.
         self._replay_from: int | None = None
-        self._load_segments(log_start_offset or 0, wall_ms)
+        self._load_segments(first_offset if log_start_offset is None else log_start_offset, wall_ms)
         self._holes_end = HolesEnd(files, folder)
         if config.is_compacted and not self._holes_end.is_saved:
             # After a crash a hole above the recovery point is a torn tail.

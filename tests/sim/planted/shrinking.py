@@ -24,8 +24,8 @@ from tidemill.controller.topics import fewer_partitions
 from tidemill.log.log import Log
 from tidemill.log.producer_state.producers import AppendedBatch, Producers
 from tidemill.protocol.records import BatchHeader, with_named_partition
-from tidemill.replication.leader import ProposeIsr
-from tidemill.types import TopicPartition
+from tidemill.replication.leader import IsrMember, ProposeIsr
+from tidemill.types import NO_BROKER, TopicPartition
 
 SHRINKING = replace_(
     ROUGH, duration_s=240.0, has_shrinking=True, shrink_pause_s_max=8.0, mean_upset_interval_s=10.0
@@ -80,7 +80,8 @@ def a_partition_is_removed_before_it_is_empty(replace: Replace) -> None:
         machine = self.machine
         if machine is None or set(machine.isr) != set(machine.replicas):
             return None
-        return ProposeIsr((), machine.leader_epoch, machine.partition_epoch)
+        of_no_broker = IsrMember(NO_BROKER, machine.end_offset)
+        return ProposeIsr((of_no_broker,), machine.leader_epoch, machine.partition_epoch)
 
     replace(Leadership, "retirement", retirement)
 
@@ -150,6 +151,10 @@ def what_is_not_committed_is_continued_elsewhere(replace: Replace) -> None:
 def a_snapshot_hides_a_removal(replace: Replace) -> None:
     """A partition that was removed and added again looks as if it had only changed."""
     replace(difference, "removed_epochs", lambda _configs: {})
+
+
+def a_partition_that_is_added_again_begins_at_0(replace: Replace) -> None:
+    replace(replicas, "removed_ends", lambda _configs: {})
 
 
 SHRINKING_BUGS: tuple[Bug, ...] = (
@@ -235,6 +240,10 @@ SHRINKING_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
     ),
     (
         Bug("a snapshot hides a removal", a_snapshot_hides_a_removal),
+        _on_brokers(brokers.test_broker_that_skipped_a_removal_by_a_snapshot_leads_an_empty_partition),
+    ),
+    (
+        Bug("a partition that is added again begins at 0", a_partition_that_is_added_again_begins_at_0),
         _on_brokers(brokers.test_broker_that_skipped_a_removal_by_a_snapshot_leads_an_empty_partition),
     ),
     (

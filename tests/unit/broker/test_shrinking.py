@@ -11,6 +11,7 @@ from tidemill.broker.partitions.replicas import Replicas
 from tidemill.config import (
     PARTITIONS_ACTIVE,
     PARTITIONS_DIVISORS,
+    PARTITIONS_ENDS,
     PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
     PARTITIONS_KEPT_MS,
@@ -29,9 +30,12 @@ from tidemill.protocol.api.metadata import (
     TopicRecord,
 )
 from tidemill.protocol.records import Record, build_batch
+from tidemill.types import NO_BROKER
 
 MakeWorld = Callable[..., World]
 FIRST_EPOCH = 6
+# Where the log of the second partition ends when it is removed.
+FORMER_END = 40
 
 
 @pytest.fixture
@@ -78,6 +82,7 @@ def replace_second_partition(world: World, leader: int, to: Iterable[int] = ()) 
     """Remove the second partition, and add one under its number."""
     world.publish(
         setting(PARTITIONS_TOTAL, "1"),
+        setting(PARTITIONS_ENDS, f"1:{FORMER_END}"),
         setting(PARTITIONS_EPOCHS, f"1:{FIRST_EPOCH - 1}"),
         setting(PARTITIONS_FORMER, "2"),
         setting(PARTITIONS_TOTAL, None),
@@ -103,11 +108,12 @@ def follow_snapshot(world: World, before: MetadataImage) -> None:
 
 
 def check_is_new_everywhere(world: World) -> None:
-    world.until(lambda: ends(world, 1) == [0, 0, 0], "empty logs")
+    """Its log begins where that of the partition before it ended, so positions in that one stay right."""
+    world.until(lambda: ends(world, 1) == [FORMER_END] * 3, "empty logs")
     answer = produce(world, 3, b"new", index=1)
     world.until(lambda: answer.is_there, "the ack")
-    assert produced(answer).base_offset == 0
-    world.until(lambda: ends(world, 1) == [1, 1, 1], "copies on all brokers")
+    assert produced(answer).base_offset == FORMER_END
+    world.until(lambda: ends(world, 1) == [FORMER_END + 1] * 3, "copies on all brokers")
 
 
 def test_broker_that_skipped_a_removal_by_a_snapshot_leads_an_empty_partition(
@@ -141,7 +147,21 @@ def test_partition_that_was_added_again_keeps_its_records_across_a_restart(world
     world.settle()
     world.start(2)
     world.settle()
-    assert ends(world, 1) == [1, 1, 1]
+    assert ends(world, 1) == [FORMER_END + 1] * 3
+
+
+def test_partition_that_was_added_again_begins_at_its_offset_although_a_crash_took_its_files(
+    world: World,
+) -> None:
+    before = world.image
+    replace_second_partition(world, leader=3)
+    follow_snapshot(world, before)
+    world.lose_power(2)
+    world.settle()
+    world.start(2)
+    check_is_new_everywhere(world)
+    starts = [world[each].partition(1).log for each in world.hosts]
+    assert [log and log.log_start_offset for log in starts] == [FORMER_END] * 3
 
 
 def test_leader_that_does_not_know_of_the_shrink_stores_nothing_for_another_partition(world: World) -> None:
@@ -408,7 +428,7 @@ def test_a_batch_for_a_partition_that_is_gone_does_not_overtake_one_that_was_ref
 
 def removals(world: World) -> int:
     return sum(
-        not partition.new_isr_with_epochs
+        [each.broker_id for each in partition.new_isr_with_epochs] == [NO_BROKER]
         for request in world.alterations
         for topic in request.topics
         for partition in topic.partitions

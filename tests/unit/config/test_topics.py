@@ -99,7 +99,8 @@ def test_an_own_value_that_cannot_be_parsed_is_as_if_it_were_not_there() -> None
     [
         ("tidemill.partitions.divisors", "0"),
         ("tidemill.partitions.divisors", "x"),
-        ("tidemill.partitions.empty", "1,x"),
+        ("tidemill.partitions.empty", "1:1,x"),
+        ("tidemill.partitions.ends", f"1:{'9' * 19}"),
         ("tidemill.partitions.epochs", "abc"),
         ("tidemill.partitions.epochs", "1:2:3"),
         ("tidemill.partitions.epochs", f"1:{'9' * 20}"),

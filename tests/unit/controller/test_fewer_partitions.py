@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.controller.cluster import Cluster, creatable
@@ -10,6 +12,7 @@ from tidemill.config import (
     PARTITIONS_ACTIVE,
     PARTITIONS_DIVISORS,
     PARTITIONS_EMPTY,
+    PARTITIONS_ENDS,
     PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
@@ -21,7 +24,7 @@ from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.difference import difference
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import image_records
-from tidemill.controller.topics.fewer_partitions import has_had, removal_records, removed_epochs
+from tidemill.controller.topics.fewer_partitions import has_had, removal_records, removed_ends, removed_epochs
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
     AlterConfigsAlterableConfig,
@@ -33,12 +36,14 @@ from tidemill.protocol.api.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResource,
 )
+from tidemill.protocol.api.brokers import AlterPartitionResponsePartitionData, BrokerState
 from tidemill.protocol.api.metadata import ConfigRecord, RemoveTopicRecord
 from tidemill.protocol.api.replicas import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
+from tidemill.types import NO_BROKER
 
 TOPIC_RESOURCE = 2
 SET, DELETE = 0, 1
@@ -80,9 +85,16 @@ def grow(cluster: Cluster, count: int) -> ErrorCode:
     return ErrorCode(cluster.ask(CreatePartitionsRequest(topics=[topic])).results[0].error_code)
 
 
-def remove(cluster: Cluster, index: int) -> ErrorCode:
+def remove(cluster: Cluster, index: int, end_offset: int = 7) -> ErrorCode:
     """As the leader of an empty partition proposes it."""
-    return ErrorCode(cluster.propose([], index=index).error_code)
+    return ErrorCode(propose_removal(cluster, index, end_offset).error_code)
+
+
+def propose_removal(
+    cluster: Cluster, index: int, end_offset: int = 7, **fields: Any
+) -> AlterPartitionResponsePartitionData:
+    of_no_broker = [BrokerState(broker_id=NO_BROKER, broker_epoch=end_offset)]
+    return cluster.propose([], index=index, new_isr_with_epochs=of_no_broker, **fields)
 
 
 def reassign(cluster: Cluster, index: int, replicas: list[int] | None) -> ErrorCode:
@@ -177,12 +189,13 @@ def test_as_many_partitions_go_at_a_time_as_stay(cluster: Cluster) -> None:
     shrink(cluster, 2)
     assert remove(cluster, 1) is not ErrorCode.NONE
     for _ in range(2):
-        assert remove(cluster, 2) is ErrorCode.NONE
+        assert remove(cluster, 2, end_offset=20) is ErrorCode.NONE
         assert len(epochs(cluster)) == 4
-    assert remove(cluster, 3) is ErrorCode.NONE
+    assert remove(cluster, 3, end_offset=1 << 40) is ErrorCode.NONE
     assert len(epochs(cluster)) == 2
     assert settings(cluster) == {
         PARTITIONS_DIVISORS: "2",
+        PARTITIONS_ENDS: f"2:20,3:{1 << 40}",
         PARTITIONS_EPOCHS: "2:1,3:1",
         PARTITIONS_FORMER: "4",
     }
@@ -191,18 +204,34 @@ def test_as_many_partitions_go_at_a_time_as_stay(cluster: Cluster) -> None:
 def test_partitions_that_one_request_says_are_empty_go_together(cluster: Cluster) -> None:
     shrink(cluster, 2)
     topic = cluster.image.topics_by_name["t"]
-    decided = removal_records(cluster.image, topic, 2, [])
-    decided += removal_records(cluster.image, topic, 3, decided)
-    assert removal_records(cluster.image, topic, 3, decided) == []
-    assert [
-        each.value for each in decided if isinstance(each, ConfigRecord) and each.name == PARTITIONS_TOTAL
-    ] == ["2", None]
+    decided = removal_records(cluster.image, topic, 2, 20, [])
+    decided += removal_records(cluster.image, topic, 3, 30, decided)
+    assert removal_records(cluster.image, topic, 3, 30, decided) == []
+    written = [(each.name, each.value) for each in decided if isinstance(each, ConfigRecord)]
+    assert [value for name, value in written if name == PARTITIONS_TOTAL] == ["2", None]
+    assert (PARTITIONS_ENDS, "2:20,3:30") in written
+
+
+def test_a_removal_that_does_not_say_where_the_log_ends_is_refused(cluster: Cluster) -> None:
+    shrink(cluster, 1)
+    for isr in ([], [NO_BROKER], [NO_BROKER, 1]):
+        assert cluster.propose(isr, index=3, version=2).error_code == ErrorCode.INVALID_REQUEST
+    assert remove(cluster, 3, end_offset=-1) is ErrorCode.INVALID_REQUEST
+
+
+def test_a_partition_that_is_removed_again_ends_where_the_last_one_did(cluster: Cluster) -> None:
+    for end_offset in (20, 50):
+        shrink(cluster, 1)
+        for index in (3, 2, 1):
+            remove(cluster, index, end_offset + index)
+        assert removed_ends(settings(cluster)) == {index: end_offset + index for index in (1, 2, 3)}
+        grow(cluster, 4)
 
 
 def test_what_was_empty_is_not_known_to_be_when_a_shrink_is_taken_back(cluster: Cluster) -> None:
     shrink(cluster, 2)
     remove(cluster, 3)
-    assert settings(cluster)[PARTITIONS_EMPTY] == "3"
+    assert settings(cluster)[PARTITIONS_EMPTY] == "3:7"
     alter(cluster, active=None)
     assert PARTITIONS_EMPTY not in settings(cluster)
 
@@ -212,7 +241,12 @@ def test_a_shrink_taken_back_halfway_keeps_what_is_left_and_may_grow(cluster: Cl
     remove(cluster, 3)
     assert settings(cluster)[PARTITIONS_TOTAL] == "3"
     alter(cluster, active=None)
-    assert settings(cluster) == {PARTITIONS_DIVISORS: "1,3", PARTITIONS_EPOCHS: "3:1", PARTITIONS_FORMER: "4"}
+    assert settings(cluster) == {
+        PARTITIONS_DIVISORS: "1,3",
+        PARTITIONS_ENDS: "3:7",
+        PARTITIONS_EPOCHS: "3:1",
+        PARTITIONS_FORMER: "4",
+    }
     assert grow(cluster, 6) is ErrorCode.NONE
     assert len(epochs(cluster)) == 6
     # A snapshot does not cut off what was added.
@@ -222,7 +256,7 @@ def test_a_shrink_taken_back_halfway_keeps_what_is_left_and_may_grow(cluster: Cl
 def test_a_removal_proposed_before_the_shrink_was_taken_back_is_fenced(cluster: Cluster) -> None:
     shrink(cluster, 2)
     alter(cluster, active=None)
-    answer = cluster.propose([], index=3, leader_epoch=1)
+    answer = propose_removal(cluster, 3, leader_epoch=1)
     assert answer.error_code != ErrorCode.NONE
     assert len(epochs(cluster)) == 4
 
@@ -281,7 +315,8 @@ def restored(image: MetadataImage) -> MetadataImage:
     [
         (PARTITIONS_DIVISORS, "2"),
         (PARTITIONS_DIVISORS, "0"),
-        (PARTITIONS_EMPTY, "3"),
+        (PARTITIONS_EMPTY, "3:7"),
+        (PARTITIONS_ENDS, "3:7"),
         (PARTITIONS_EPOCHS, "abc"),
         (PARTITIONS_EPOCHS, "2:1,3:1"),
         (PARTITIONS_FORMER, "9"),
@@ -301,7 +336,8 @@ MALFORMED = [
     (PARTITIONS_ACTIVE, "two"),
     (PARTITIONS_DIVISORS, "0"),
     (PARTITIONS_DIVISORS, "x"),
-    (PARTITIONS_EMPTY, "3,x"),
+    (PARTITIONS_EMPTY, "3:7,x"),
+    (PARTITIONS_ENDS, f"3:{'9' * 5000}"),
     (PARTITIONS_EPOCHS, "abc"),
     (PARTITIONS_EPOCHS, "1:2:3"),
     (PARTITIONS_EPOCHS, f"1:{'9' * 5000}"),

@@ -23,11 +23,12 @@ from tidemill.log.log import Log
 from tidemill.replication.leader import (
     AdvanceHighWatermark,
     Effect,
+    IsrMember,
     PartitionLeader,
     ProposeIsr,
     StaleFollower,
 )
-from tidemill.types import NO_LEADER_EPOCH
+from tidemill.types import NO_BROKER, NO_LEADER_EPOCH
 
 
 class LeadershipHost(Protocol):
@@ -246,7 +247,10 @@ class Leadership:
             )
 
     def retirement(self) -> ProposeIsr | None:
-        """The proposal to remove this partition; None unless it is empty here and all replicas are in sync."""
+        """The proposal to remove this partition; None unless it is empty here and all replicas are in sync.
+
+        Its ISR is of no broker, and has the end of the log in the place of a broker epoch.
+        """
         machine, log = self.machine, self.writable_log
         if machine is None or log is None or set(machine.isr) != set(machine.replicas):
             return None
@@ -254,7 +258,8 @@ class Leadership:
             return None
         if log.producers.open_transactions():
             return None
-        return ProposeIsr((), machine.leader_epoch, machine.partition_epoch)
+        of_no_broker = IsrMember(NO_BROKER, log.log_end_offset)
+        return ProposeIsr((of_no_broker,), machine.leader_epoch, machine.partition_epoch)
 
     def isr_refused(self, proposal: ProposeIsr, code: ErrorCode) -> None:
         machine = self.machine

@@ -44,7 +44,7 @@ from tidemill.broker.platform import Platform
 from tidemill.config import BrokerConfig, TopicConfig, ineffective_topic_values, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
-from tidemill.controller.topics.fewer_partitions import removed_epochs
+from tidemill.controller.topics.fewer_partitions import removed_ends, removed_epochs
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.filters.language import FilterError
 from tidemill.log.datadir import DataDir
@@ -392,14 +392,15 @@ class Replicas:
         self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False
     ) -> Log:
         assert self.image is not None
-        removed_epoch = removed_epochs(self.image.topic_config(tp.topic)).get(tp.partition, NO_LEADER_EPOCH)
+        configs = self.image.topic_config(tp.topic)
         return open_log(
             self._platform,
             self._data_dir,
             tp,
             topic_id,
             config,
-            removed_epoch,
+            removed_epochs(configs).get(tp.partition, NO_LEADER_EPOCH),
+            removed_ends(configs).get(tp.partition, 0),
             is_whole_checked=is_whole_checked,
         )
 

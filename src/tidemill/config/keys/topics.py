@@ -10,7 +10,7 @@ from tidemill.config.definitions import (
     LONG_MAX,
     PARTITION_COUNTS,
     PARTITION_EPOCHS,
-    PARTITION_NUMBERS,
+    PARTITION_OFFSETS,
     THROTTLED_REPLICAS,
     ConfigKey,
     ConfigType,
@@ -36,6 +36,7 @@ DEAD_LETTERS_ENABLE = "errors.deadletterqueue.group.enable"
 PARTITIONS_ACTIVE = "tidemill.partitions.active"
 PARTITIONS_DIVISORS = "tidemill.partitions.divisors"
 PARTITIONS_EMPTY = "tidemill.partitions.empty"
+PARTITIONS_ENDS = "tidemill.partitions.ends"
 PARTITIONS_EPOCHS = "tidemill.partitions.epochs"
 PARTITIONS_FORMER = "tidemill.partitions.former"
 PARTITIONS_KEPT_MS = "tidemill.partitions.kept.ms"
@@ -360,8 +361,17 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         PARTITIONS_EMPTY,
         LIST,
         "",
-        "Which of the partitions that are removed next are empty. Written by the controller.",
-        PARTITION_NUMBERS,
+        "Which of the partitions that are removed next are empty, as index:end of the log. Written by the controller.",
+        PARTITION_OFFSETS,
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_ENDS,
+        LIST,
+        "",
+        "Where the log of each partition that was removed ended, as index:offset. One that is added later under its number "
+        "begins there. Written by the controller.",
+        PARTITION_OFFSETS,
         is_internal=True,
     ),
     ConfigKey(

@@ -4,7 +4,8 @@ A proposal carries the epochs that the leader knows. One with older epochs than 
 that names a replica which may not be in sync. Its broker is fenced, is shutting down, or has registered again since its
 last fetch (KIP-903) and may have returned with an empty disk. Newer epochs mean that the controller is out of date.
 
-The leader of a decommissioned partition that is empty proposes an empty ISR: the partition is removed (decision 18).
+The leader of a decommissioned partition that is empty proposes an ISR of no broker: the partition is removed (decision
+18). In the place of a broker epoch that ISR has the end of the log.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ def _alter(
     isr = proposal.new_isr_with_epochs or [
         BrokerState(broker_id=each, broker_epoch=_UNKNOWN_EPOCH) for each in proposal.new_isr
     ]
-    is_removal = not isr and is_removable(replication.image, topic, index)
+    is_removal = _is_of_no_broker(isr) and is_removable(replication.image, topic, index)
     error = _stale(partition, leader, proposal)
     if error is ErrorCode.NONE and not is_removal:
         error = _objection(replication.image, partition, leader, proposal, isr)
     if error is not ErrorCode.NONE:
         return _refused(proposal, error)
     if is_removal:
-        records += removal_records(replication.image, topic, index, records)
+        records += removal_records(replication.image, topic, index, isr[0].broker_epoch, records)
         return AlterPartitionResponsePartitionData(partition_index=index, leader_id=NO_BROKER)
     change = replication.change(topic, index)
     change.isr = tuple(BrokerId(each.broker_id) for each in isr)
@@ -96,6 +97,10 @@ def _alter(
         leader_recovery_state=partition.leader_recovery_state,
         partition_epoch=partition.partition_epoch,
     )
+
+
+def _is_of_no_broker(isr: list[BrokerState]) -> bool:
+    return len(isr) == 1 and isr[0].broker_id == NO_BROKER and isr[0].broker_epoch >= 0
 
 
 def _refused(

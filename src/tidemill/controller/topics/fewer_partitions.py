@@ -1,16 +1,17 @@
 """Decisions about topics that get fewer partitions (decision 18).
 
 `tidemill.partitions.active` says how many partitions store new records. The others are decommissioned: each passes its
-records on, and is removed when it is empty, the highest first. Its leader proposes that with AlterPartition and an
-empty ISR. As many go in one step as are active. Clients choose a partition by the number that they see, and a key stays
+records on, and is removed when it is empty, the highest first. Its leader proposes that with AlterPartition and an ISR of
+no broker. As many go in one step as are active. Clients choose a partition by the number that they see, and a key stays
 where it is under each multiple of the active ones.
 
-The controller keeps five more settings of such a topic:
+The controller keeps six more settings of such a topic:
 
-- which of the partitions that go next are empty;
+- which of the partitions that go next are empty, and where their logs end;
 - how many partitions are left, which cuts the list of the image;
 - how many there were, because some clients never learn of fewer;
 - the last leader epoch of each partition that is gone, so that one which is added later is not taken for it;
+- where the log of each partition that is gone ended: one that is added later begins there, so positions stay right;
 - the numbers that the topic was shrunk to, which tell where records may be stored.
 
 Removing `tidemill.partitions.active` takes a shrink back: the partitions that are left store new records again.
@@ -26,6 +27,7 @@ from tidemill.config import (
     PARTITIONS_ACTIVE,
     PARTITIONS_DIVISORS,
     PARTITIONS_EMPTY,
+    PARTITIONS_ENDS,
     PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
@@ -41,12 +43,13 @@ from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord
 from tidemill.protocol.records import NAMED_PARTITION_MAX
 from tidemill.types import LeaderEpoch
 
-_EPOCH_LISTS_REMEMBERED = 64
+_LISTS_REMEMBERED = 64
 
 # No request may change them.
 CONTROLLER_SETTINGS = (
     PARTITIONS_DIVISORS,
     PARTITIONS_EMPTY,
+    PARTITIONS_ENDS,
     PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
@@ -60,14 +63,12 @@ def active_partitions(configs: Mapping[str, str]) -> int:
 
 def removed_epochs(configs: Mapping[str, str]) -> Mapping[int, int]:
     """The last leader epoch of each partition that was removed, by its index. A newer one may have that index now."""
-    return _parsed_epochs(configs.get(PARTITIONS_EPOCHS, ""))
+    return _by_index(configs, PARTITIONS_EPOCHS)
 
 
-# Group coordinators look up every offset that is committed or fetched, so a long list is parsed once.
-@lru_cache(_EPOCH_LISTS_REMEMBERED)
-def _parsed_epochs(text: str) -> Mapping[int, int]:
-    pairs = (entry.split(":") for entry in _items({PARTITIONS_EPOCHS: text}, PARTITIONS_EPOCHS))
-    return MappingProxyType({int(index): int(epoch) for index, epoch in pairs})
+def removed_ends(configs: Mapping[str, str]) -> Mapping[int, int]:
+    """The log end offset of each partition that was removed, by its index. A newer one with that index begins there."""
+    return _by_index(configs, PARTITIONS_ENDS)
 
 
 def has_had(image: MetadataImage, topic: str, index: int) -> bool:
@@ -88,6 +89,21 @@ def _number(configs: Mapping[str, str], name: str) -> int:
 def _items(configs: Mapping[str, str], name: str) -> tuple[str, ...]:
     value = own_topic_value(TOPIC_KEYS_BY_NAME[name], configs)
     return value if isinstance(value, tuple) else ()
+
+
+def _by_index(configs: Mapping[str, str], name: str) -> Mapping[int, int]:
+    return _parsed(name, configs.get(name, ""))
+
+
+# Group coordinators look up every offset that is committed or fetched, so a long list is parsed once.
+@lru_cache(_LISTS_REMEMBERED)
+def _parsed(name: str, text: str) -> Mapping[int, int]:
+    pairs = (entry.split(":") for entry in _items({name: text}, name))
+    return MappingProxyType({int(index): int(number) for index, number in pairs})
+
+
+def _pairs(numbers: Mapping[int, int]) -> str:
+    return ",".join(f"{index}:{number}" for index, number in sorted(numbers.items()))
 
 
 def check_new(name: str, configs: Mapping[str, str]) -> None:
@@ -213,25 +229,26 @@ def is_removable(image: MetadataImage, topic: TopicImage, index: int) -> bool:
 
 
 def removal_records(
-    image: MetadataImage, topic: TopicImage, index: int, decided: Sequence[Record]
+    image: MetadataImage, topic: TopicImage, index: int, end_offset: int, decided: Sequence[Record]
 ) -> list[Record]:
-    """Note that a partition is empty. With the last of its step, all of that step are removed.
+    """Note that a partition is empty, and where its log ends. With the last of its step, all of that step are removed.
 
-    An empty partition stays empty, since it takes no records. `decided` are the records of this request so far.
+    An empty partition stays as it is, since it takes no records. `decided` are the records of this request so far.
     """
     configs = image.topic_config(topic.name)
     noted = _noted(configs, topic, decided)
     if noted is None:
         return []
     going = going_together(configs, len(topic.partitions))
-    if not {*noted, index}.issuperset(going) or any(topic.partitions[each].is_reassigned for each in going):
-        empty = ",".join(map(str, sorted({*noted, index})))
-        return [] if index in noted else [_setting(topic, PARTITIONS_EMPTY, empty)]
+    empty = {**noted, index: end_offset}
+    if not empty.keys() >= set(going) or any(topic.partitions[each].is_reassigned for each in going):
+        return [] if empty == noted else [_setting(topic, PARTITIONS_EMPTY, _pairs(empty))]
     former = max(len(topic.partitions), _number(configs, PARTITIONS_FORMER))
     epochs = {**removed_epochs(configs), **{each: topic.partitions[each].leader_epoch for each in going}}
     changes = {
         PARTITIONS_TOTAL: going.start,
-        PARTITIONS_EPOCHS: ",".join(f"{each}:{epoch}" for each, epoch in sorted(epochs.items())),
+        PARTITIONS_EPOCHS: _pairs(epochs),
+        PARTITIONS_ENDS: _pairs({**removed_ends(configs), **{each: empty[each] for each in going}}),
         PARTITIONS_FORMER: former,
     }
     records: list[Record] = [_setting(topic, name, str(value)) for name, value in changes.items()]
@@ -242,8 +259,10 @@ def removal_records(
     return records
 
 
-def _noted(configs: Mapping[str, str], topic: TopicImage, decided: Sequence[Record]) -> set[int] | None:
-    """The partitions that are known to be empty; None when they are removed by what this request has decided."""
+def _noted(
+    configs: Mapping[str, str], topic: TopicImage, decided: Sequence[Record]
+) -> Mapping[int, int] | None:
+    """The ends of partitions that are known to be empty; None when this request has decided to remove them."""
     for record in decided:
         if isinstance(record, ConfigRecord) and (record.resource_name, record.name) == (
             topic.name,
@@ -252,7 +271,7 @@ def _noted(configs: Mapping[str, str], topic: TopicImage, decided: Sequence[Reco
             if record.value is None:
                 return None
             configs = {PARTITIONS_EMPTY: record.value}
-    return {int(each) for each in _items(configs, PARTITIONS_EMPTY)}
+    return _by_index(configs, PARTITIONS_EMPTY)
 
 
 def first_leader_epoch(image: MetadataImage, topic: TopicImage) -> LeaderEpoch:

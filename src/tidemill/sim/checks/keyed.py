@@ -86,6 +86,13 @@ def order_of_a_key_is_kept(history: KeyedHistory) -> Iterator[str]:
                 yield f"{writer}: {number} at {place} comes before {next_number} at {next_place}"
 
 
+def no_offset_comes_again(history: KeyedHistory) -> Iterator[str]:
+    """A partition that is added under an old number goes on where the one before it ended."""
+    for place, next_place in itertools.pairwise(sorted(history.found)):
+        if place.partition == next_place.partition and next_place.offset <= place.offset:
+            yield f"{next_place} comes after {place}"
+
+
 def nothing_is_invented(history: KeyedHistory) -> Iterator[str]:
     sent = history.sent | _written(history).keys()
     for place, message in history.found.items():
@@ -143,6 +150,7 @@ KEYED_RULES: tuple[KeyedRule, ...] = (
     no_acked_record_is_lost,
     no_record_is_doubled,
     order_of_a_key_is_kept,
+    no_offset_comes_again,
     nothing_is_invented,
     the_group_reads_everything,
     transactions_are_stored_whole_or_not_at_all,

@@ -260,13 +260,25 @@ class Log:
 
     def was_retired(self, partition: TopicPartition) -> bool:
         """Whether a partition that is gone was empty when its topic got fewer partitions."""
-        # The module loads all definitions of settings, which few queries need.
-        from tidemill.config import PARTITIONS_FORMER, VIEW_SOURCE
+        from tidemill.config import PARTITIONS_FORMER
 
-        topic = partition.topic
+        return partition.partition < int(self._setting_of_source(partition.topic, PARTITIONS_FORMER) or 0)
+
+    def first_offset(self, partition: TopicPartition) -> int:
+        """The offset that a partition began with: where the one that had its number before ended, or 0."""
+        from tidemill.config import PARTITIONS_ENDS
+
+        ends = self._setting_of_source(partition.topic, PARTITIONS_ENDS)
+        pairs = (each.split(":") for each in ends.split(",") if each)
+        return {int(index): int(end) for index, end in pairs}.get(partition.partition, 0)
+
+    def _setting_of_source(self, topic: str, name: str) -> str:
+        """A setting of a topic, or of the source of a view; empty where it cannot be seen."""
+        # The module loads all definitions of settings, which few queries need.
+        from tidemill.config import VIEW_SOURCE
+
         source = self._admin.topic_values([topic], VIEW_SOURCE).get(topic) or topic
-        former = self._admin.topic_values([source], PARTITIONS_FORMER).get(source) or 0
-        return partition.partition < int(former)
+        return self._admin.topic_values([source], name).get(source) or ""
 
     def starts(self, partitions: Collection[TopicPartition]) -> Offsets:
         return self._admin.start_offsets(list(partitions)) if partitions else {}

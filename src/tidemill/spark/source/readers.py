@@ -342,7 +342,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         log_starts = self._log.starts(sorted(existing.intersection(until)))
         for each, log_start in log_starts.items():
-            wanted = OffsetRange(each, begun.get(each, 0), until[each])
+            # A new partition begins with 0, unless another one had its number before.
+            first = self._log.first_offset(each) if log_start and each not in begun else 0
+            wanted = OffsetRange(each, begun.get(each, first), until[each])
             if wanted.size < 0 and not is_first:
                 self._losses.report(
                     f"{each} was read up to offset {wanted.start_offset - 1} and now ends at {wanted.end_offset - 1}; "

@@ -20,12 +20,14 @@ def open_log(
     topic_id: bytes,
     config: TopicConfig,
     removed_epoch: int,
+    first_offset: int,
     *,
     is_whole_checked: bool,
 ) -> Log:
     """Open or create the log of a partition. `StorageError` and `OSError` are for the caller to handle.
 
-    `removed_epoch` is the last leader epoch of the partition that had this number before; -1 when none had.
+    `removed_epoch` is the last leader epoch of the partition that had this number before; -1 when none had. Its log ended
+    at `first_offset`, where the log of this one begins: positions that consumers keep stay right.
     """
     if data_dir.restore_topic_id(tp, topic_id):
         logger.warning(
@@ -47,7 +49,7 @@ def open_log(
         found_id = None
     if found_id is None:
         data_dir.create_folder(tp, topic_id, removed_epoch)
-    log = _open(platform, data_dir, tp, config, is_whole_checked=is_whole_checked)
+    log = _open(platform, data_dir, tp, config, first_offset, is_whole_checked=is_whole_checked)
     if found_id is not None and _is_of_removed(log, removed_epoch, data_dir.removed_epoch_of(tp)):
         # The partition was removed, and another one added under its number, while this broker was away.
         log.release()
@@ -56,7 +58,7 @@ def open_log(
             "%s is of a partition that was removed; it is set aside as %s", data_dir.folder_of(tp), aside
         )
         data_dir.create_folder(tp, topic_id, removed_epoch)
-        log = _open(platform, data_dir, tp, config, is_whole_checked=is_whole_checked)
+        log = _open(platform, data_dir, tp, config, first_offset, is_whole_checked=is_whole_checked)
     if log.recovered_bytes_cut:
         logger.warning(
             "%s: cut %d bytes of a torn write, the log now ends at offset %d",
@@ -74,7 +76,13 @@ def _is_of_removed(log: Log, removed_epoch: int, created_under: int) -> bool:
 
 
 def _open(
-    platform: Platform, data_dir: DataDir, tp: TopicPartition, config: TopicConfig, *, is_whole_checked: bool
+    platform: Platform,
+    data_dir: DataDir,
+    tp: TopicPartition,
+    config: TopicConfig,
+    first_offset: int,
+    *,
+    is_whole_checked: bool,
 ) -> Log:
     return Log(
         platform.files,
@@ -85,4 +93,5 @@ def _open(
         is_clean=data_dir.was_clean and tp in data_dir.recovery_points and not is_whole_checked,
         recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),
         log_start_offset=data_dir.log_starts.get(tp),
+        first_offset=first_offset,
     )
