@@ -15,6 +15,8 @@ from tidemill.types import TopicId, uuid_bytes, uuid_text
 NO_START_OFFSET = -1
 # The count of records that are complete, where a broker of an earlier version does not say it.
 NO_DELIVERY_COMPLETE_COUNT = -1
+# A state that a broker of an earlier version created.
+NO_CREATION_OFFSET = -1
 # The delivery state of a record that is given up and whose dead letter is not known to be written (KIP-1191).
 ARCHIVING = 3
 # As Java reads a number. A negative one is a matter of the coordinator.
@@ -64,6 +66,9 @@ class ShareState:
     start_offset: int
     # In order of offsets, without overlap; offsets between them were never delivered.
     batches: tuple[StateBatch, ...] = ()
+    # Where the share coordinator's log has the record that created the state. A state that was deleted and created anew
+    # has another one.
+    creation_offset: int = NO_CREATION_OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ class ShareStateChange:
     batches: tuple[StateBatch, ...] = ()
     # How many records from the start offset on are acknowledged or archived, for the lag (KIP-1226).
     delivery_complete_count: int = NO_DELIVERY_COMPLETE_COUNT
+    # Of the state that it changes.
+    creation_offset: int = NO_CREATION_OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +94,4 @@ class ShareStateSummary:
     leader_epoch: int
     start_offset: int
     delivery_complete_count: int
+    creation_offset: int = NO_CREATION_OFFSET

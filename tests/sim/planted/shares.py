@@ -171,7 +171,9 @@ def a_session_begins_with_the_old_state(replace: Replace) -> None:
 def a_repeated_letter_has_another_producer(replace: Replace) -> None:
     numbers = itertools.count(1 << 62)
 
-    def producer_id_of(_key: SharePartitionKey, _state_epoch: int, _offset: int) -> int:
+    def producer_id_of(
+        _key: SharePartitionKey, _state_epoch: int, _creation_offset: int, _offset: int
+    ) -> int:
         return next(numbers)
 
     replace(dead_letters, "producer_id_of", producer_id_of)
@@ -207,7 +209,9 @@ def the_letter_is_written_before_the_record_is_archived(replace: Replace) -> Non
                     )
                     topic = self.settings.dead_letter_topic
                     with contextlib.suppress(ApiError):
-                        await self._letters.write(self.key, self._state_epoch, self.partition, topic, dead)
+                        await self._letters.write(
+                            self.key, self._state_epoch, self._creation_offset, self.partition, topic, dead
+                        )
         await original(self)
 
     replace(LedSharePartition, "_write", _write)

@@ -41,6 +41,7 @@ class StoredState:
     leader_epoch: int = -1
     start_offset: int = NO_START_OFFSET
     state_epoch: int = 0
+    creation_offset: int = 0
     # By offset: delivery count and state.
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -51,6 +52,7 @@ class StoredStates:
     def __init__(self) -> None:
         self.stored: dict[SharePartitionKey, StoredState] = {}
         self.writes: list[ShareStateChange] = []
+        self._created = 0
         # While it is set, writes wait.
         self.is_held = False
         # What each further write fails with; `is_lost` says that it did take effect.
@@ -58,11 +60,17 @@ class StoredStates:
         self.is_lost = False
 
     def of(self, index: int = 0, group_id: str = GROUP, topic_id: bytes = TOPIC_ID) -> StoredState:
-        return self.stored.setdefault(SharePartitionKey(group_id, topic_id, index), StoredState())  # type: ignore[arg-type]
+        return self._of(SharePartitionKey(group_id, topic_id, index))  # type: ignore[arg-type]
+
+    def _of(self, key: SharePartitionKey) -> StoredState:
+        if key not in self.stored:
+            self._created += 1
+            self.stored[key] = StoredState(creation_offset=self._created)
+        return self.stored[key]
 
     async def read(self, key: SharePartitionKey, leader_epoch: int) -> ShareState:
         await asyncio.sleep(0.001)
-        state = self.stored.setdefault(key, StoredState())
+        state = self._of(key)
         if leader_epoch < state.leader_epoch:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
         state.leader_epoch = leader_epoch
@@ -71,12 +79,14 @@ class StoredStates:
             for offset, (count, kind) in sorted(state.offsets.items())
             if offset >= state.start_offset
         ]
-        return ShareState(state.state_epoch, state.start_offset, tuple(batches))
+        return ShareState(state.state_epoch, state.start_offset, tuple(batches), state.creation_offset)
 
     async def read_summary(self, key: SharePartitionKey) -> ShareStateSummary:
         await asyncio.sleep(0.001)
-        state = self.stored.setdefault(key, StoredState())
-        return ShareStateSummary(state.state_epoch, state.leader_epoch, state.start_offset, 0)
+        state = self._of(key)
+        return ShareStateSummary(
+            state.state_epoch, state.leader_epoch, state.start_offset, 0, state.creation_offset
+        )
 
     async def write(self, key: SharePartitionKey, change: ShareStateChange) -> None:
         await asyncio.sleep(0.001)
@@ -85,7 +95,7 @@ class StoredStates:
         state = self.stored[key]
         if change.leader_epoch < state.leader_epoch:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
-        if change.state_epoch < state.state_epoch:
+        if change.state_epoch < state.state_epoch or change.creation_offset != state.creation_offset:
             raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
         if self.failure is None or self.is_lost:
             self._store(state, change)

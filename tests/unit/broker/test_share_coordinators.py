@@ -55,7 +55,8 @@ async def test_state_survives_a_restart_of_the_node(tmp_path: Path) -> None:
         await client.write(key, ShareStateChange(1, 0, 0, (StateBatch(0, 3, 2, 1),), 4))
     async with running(tmp_path) as node:
         client = node.broker.share_state
-        assert await client.read(key, 1) == ShareState(1, 0, (StateBatch(0, 3, 2, 1),))
+        expected = ShareState(1, 0, (StateBatch(0, 3, 2, 1),), creation_offset=0)
+        assert await client.read(key, 1) == expected
         summary = await client.read_summary(key)
         assert (summary.leader_epoch, summary.delivery_complete_count) == (1, 4)
         with pytest.raises(ApiError) as raised:

@@ -358,6 +358,23 @@ def test_failure_33_letter_of_a_dead_leader_is_written_after_a_reminder(
     world.until(lambda: not world[2].broker.share.led(), "the share partition ends")
 
 
+def test_group_that_was_deleted_and_created_anew_gets_letters_of_its_own(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    """The new group has the epochs of the old one, and gives up the same record."""
+    world = start(make_world, states)
+    write(world, Record(0, 0, None, b"poison"))
+    for name in ("m1", "m2"):
+        member = Member(world, name)
+        member.fetch(max_wait_ms=WAIT_MS)
+        reject(world, member)
+        world.until(lambda: states.of().start_offset == 1, "the record is done")
+        member.close()
+        world.until(lambda: not world[1].broker.share.led(), "the share partition ends")
+        states.stored.clear()
+    assert [record.value for record in letters(world)] == [b"poison", b"poison"]
+
+
 @pytest.mark.parametrize("what", POISONED)
 def test_batch_that_cannot_be_decoded_keeps_no_letter_back(
     what: str, make_world: MakeWorld, states: StoredStates

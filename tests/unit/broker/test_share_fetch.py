@@ -393,6 +393,20 @@ def test_session_of_a_group_that_was_deleted_and_created_anew_gets_nothing_of_th
     assert new.fetch(max_wait_ms=WAIT_MS).acquired() == [(0, 2, 1)]
 
 
+def test_acknowledgement_of_a_deleted_group_does_not_reach_the_new_one(
+    world: World, states: StoredStates
+) -> None:
+    """Offsets were altered before a member came, so the new state has a start offset already."""
+    write(world, 1, b"a", b"b")
+    gone, new = Member(world, "m1"), Member(world, "m2")
+    assert gone.fetch(max_wait_ms=WAIT_MS).offsets() == [0, 1]
+    states.stored.clear()
+    states.of().start_offset = 0
+    assert gone.acknowledge((0, 1, [ACCEPT])) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert states.of().offsets == {}
+    assert new.fetch(max_wait_ms=WAIT_MS).acquired() == [(0, 1, 1)]
+
+
 @pytest.mark.parametrize("is_failover", [True, False])
 def test_failure_31_backoff_of_a_released_record_outlives_its_share_partition(
     is_failover: bool, make_world: MakeWorld, states: StoredStates

@@ -120,4 +120,5 @@ def _durable(state: PartitionState) -> tuple[Any, ...]:
         state.start_offset,
         state.batches,
         state.snapshot_offset,
+        state.creation_offset,
     )

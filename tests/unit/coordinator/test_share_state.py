@@ -17,6 +17,7 @@ from tidemill.coordinator.share_state.records import decode
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.coordinator_records import ShareSnapshotValue, ShareUpdateValue
 from tidemill.protocol.share_state import (
+    NO_CREATION_OFFSET,
     NO_START_OFFSET,
     SharePartitionKey,
     ShareState,
@@ -31,9 +32,15 @@ MINUTE_MS = 60_000
 
 
 def write(
-    world: World, *batches: StateBatch, epoch: int = 0, start: int = -1, state_epoch: int = 1
+    world: World,
+    *batches: StateBatch,
+    epoch: int = 0,
+    start: int = -1,
+    state_epoch: int = 1,
+    creation_offset: int = NO_CREATION_OFFSET,
 ) -> object:
-    return world.ask(Write(KEY, ShareStateChange(state_epoch, epoch, start, batches)))
+    change = ShareStateChange(state_epoch, epoch, start, batches, creation_offset=creation_offset)
+    return world.ask(Write(KEY, change))
 
 
 def read(world: World, epoch: int = 0) -> ShareState:
@@ -67,7 +74,7 @@ def kinds(world: World) -> list[str]:
 def test_written_batches_are_read(world: World) -> None:
     write(world, StateBatch(0, 4, ACKNOWLEDGED, 1), StateBatch(5, 6, AVAILABLE, 1))
     assert read(world) == ShareState(
-        1, 0, (StateBatch(0, 4, ACKNOWLEDGED, 1), StateBatch(5, 6, AVAILABLE, 1))
+        1, 0, (StateBatch(0, 4, ACKNOWLEDGED, 1), StateBatch(5, 6, AVAILABLE, 1)), creation_offset=0
     )
 
 
@@ -80,7 +87,7 @@ def test_larger_delivery_count_wins_over_later_write(world: World) -> None:
 def test_start_offset_never_moves_back(world: World) -> None:
     write(world, StateBatch(0, 9, ACKNOWLEDGED, 1), start=10)
     write(world, StateBatch(3, 3, AVAILABLE, 1), start=3)
-    assert read(world) == ShareState(1, 10, ())
+    assert read(world) == ShareState(1, 10, (), creation_offset=0)
 
 
 def test_read_fences_older_leaders(world: World) -> None:
@@ -113,7 +120,27 @@ def test_new_state_epoch_fences_writers_of_the_old_one(world: World) -> None:
     assert world.ask(Initialize(KEY, 2, 7)) is None
     assert write(world, StateBatch(1, 1, ACKNOWLEDGED, 1)) is ErrorCode.FENCED_STATE_EPOCH
     assert world.ask(Initialize(KEY, 1, 0)) is ErrorCode.FENCED_STATE_EPOCH
-    assert read(world) == ShareState(2, 7, ())
+    assert read(world) == ShareState(2, 7, (), creation_offset=0)
+
+
+def test_state_that_is_deleted_and_created_fences_writers_of_the_old_one() -> None:
+    """The epochs of a new group are those of the old one. The fence outlives the pruned log and the coordinator."""
+    world = World(state_topic_prune_interval_ms=MINUTE_MS)
+    world.ask(Initialize(KEY, 1, 0))
+    old = read(world).creation_offset
+    assert write(world, StateBatch(0, 0, ACKNOWLEDGED, 1), creation_offset=old) is None
+    world.ask(Delete(KEY))
+    world.ask(Initialize(KEY, 1, 0))
+    new = read(world).creation_offset
+    for passed_ms in (0, MINUTE_MS, 10 * MINUTE_MS, MINUTE_MS):
+        world.pass_time(passed_ms)
+        world.fail_over()
+        late = write(world, StateBatch(1, 1, ACKNOWLEDGED, 1), creation_offset=old)
+        assert late is ErrorCode.FENCED_STATE_EPOCH
+        assert write(world, StateBatch(2, 2, ACKNOWLEDGED, 1), creation_offset=new) is None
+        assert world.ask(ReadSummary(KEY)) == ShareStateSummary(1, 0, 0, 0, creation_offset=new)
+    assert world.start_offset > new, "the log is pruned"
+    assert read(world) == ShareState(1, 0, (StateBatch(2, 2, ACKNOWLEDGED, 1),), creation_offset=new)
 
 
 def test_repeated_initialisation_keeps_what_was_acknowledged_since(world: World) -> None:
@@ -126,7 +153,7 @@ def test_repeated_initialisation_keeps_what_was_acknowledged_since(world: World)
 def test_initialisation_with_another_start_offset_begins_anew(world: World) -> None:
     write(world, StateBatch(0, 0, ACKNOWLEDGED, 1))
     assert world.ask(Initialize(KEY, 1, 3)) is None
-    assert read(world) == ShareState(1, 3, ())
+    assert read(world) == ShareState(1, 3, (), creation_offset=0)
 
 
 def test_answer_waits_for_the_commit(world: World) -> None:
@@ -165,14 +192,14 @@ def test_deleted_state_is_gone_and_begins_anew(world: World) -> None:
     assert world.ask(Delete(KEY)) is None
     assert world.ask(Read(KEY, 0)) is ErrorCode.INVALID_REQUEST
     assert world.ask(Initialize(KEY, 0, 5)) is None
-    assert read(world) == ShareState(0, 5, ())
+    assert read(world) == ShareState(0, 5, (), creation_offset=world.end_offset - 2)
 
 
 def test_summary_has_the_count_of_the_largest_start_offset(world: World) -> None:
     world.ask(Write(KEY, ShareStateChange(1, 0, 10, (), 3)))
     world.ask(Write(KEY, ShareStateChange(1, 0, 5, (), 9)))
     read(world, epoch=4)
-    assert world.ask(ReadSummary(KEY)) == ShareStateSummary(1, 4, 10, 3)
+    assert world.ask(ReadSummary(KEY)) == ShareStateSummary(1, 4, 10, 3, creation_offset=0)
 
 
 def test_snapshot_follows_the_configured_number_of_updates() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,9 +37,11 @@ from tidemill.internal_topics import SHARE_STATE_TOPIC
 from tidemill.protocol.api import share_state as api
 from tidemill.protocol.schema import Request, Response, Struct
 from tidemill.protocol.share_state import (
+    NO_CREATION_OFFSET,
     SharePartitionKey,
     ShareState,
     ShareStateChange,
+    ShareStateSummary,
     StateBatch,
 )
 from tidemill.types import TopicId
@@ -109,7 +111,7 @@ class ShareCoordinators:
             if error.code in _OF_THE_RUNTIME:
                 message = f"Unable to {api_of.action}: {message}"
             return api_of.result(partition=key.partition, error_code=error.code, error_message=message)
-        return api_of.result(partition=key.partition, **api_of.fields_of(reply))
+        return api_of.result(partition=key.partition, **api_of.fields_of(reply, wanted))
 
     # -- following the metadata ------------------------------------------------------------------------------
 
@@ -163,6 +165,7 @@ def _change_of(wanted: api.WriteShareGroupStatePartitionData) -> ShareStateChang
             for each in wanted.state_batches
         ),
         wanted.delivery_complete_count,
+        wanted.creation_offset,
     )
 
 
@@ -176,15 +179,24 @@ class _Api(NamedTuple):
     response: Callable[..., Response]
     topic_result: Callable[..., Struct]
     result: Callable[..., Struct]
-    fields_of: Callable[[Any], dict[str, Any]] = lambda _reply: {}
+    fields_of: Callable[[Any, Any], dict[str, Any]] = lambda _reply, _wanted: {}
 
 
-def _state_fields(state: ShareState) -> dict[str, Any]:
+def _state_fields(state: ShareState, wanted: api.ReadShareGroupStatePartitionData) -> dict[str, Any]:
     return {
         "state_epoch": state.state_epoch,
         "start_offset": state.start_offset,
         "state_batches": [api.StateBatch(**batch._asdict()) for batch in state.batches],
+        "creation_offset": state.creation_offset if wanted.wants_creation_offset else NO_CREATION_OFFSET,
     }
+
+
+def _summary_fields(
+    summary: ShareStateSummary, wanted: api.ReadShareGroupStateSummaryPartitionData
+) -> dict[str, Any]:
+    if not wanted.wants_creation_offset:
+        summary = replace(summary, creation_offset=NO_CREATION_OFFSET)
+    return asdict(summary)
 
 
 _APIS: Mapping[type[Request], _Api] = {
@@ -223,6 +235,6 @@ _APIS: Mapping[type[Request], _Api] = {
         api.ReadShareGroupStateSummaryResponse,
         api.ReadStateSummaryResult,
         api.ReadShareGroupStateSummaryPartitionResult,
-        asdict,
+        _summary_fields,
     ),
 }

@@ -107,9 +107,10 @@ class ShareStateClient:
     """Each call is about one share partition, and many may be made at once.
 
     They raise `ApiError`. FENCED_LEADER_EPOCH: a later leader of the partition has read the state. FENCED_STATE_EPOCH:
-    the group's partition was initialised anew. UNKNOWN_TOPIC_OR_PARTITION: the topic is deleted. INVALID_REQUEST: no
-    such state, or a request that can never be right. Every other code is a failure after which the outcome is unknown:
-    COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR, NETWORK_EXCEPTION, REQUEST_TIMED_OUT.
+    the state was initialised anew, or deleted and created. UNKNOWN_TOPIC_OR_PARTITION: the topic is deleted.
+    INVALID_REQUEST: no such state, or a request that can never be right. Every other code is a failure after which the
+    outcome is unknown: COORDINATOR_NOT_AVAILABLE, COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR, NETWORK_EXCEPTION,
+    REQUEST_TIMED_OUT.
     """
 
     def __init__(
@@ -143,7 +144,9 @@ class ShareStateClient:
 
     async def read(self, key: SharePartitionKey, leader_epoch: int) -> ShareState:
         """Returns the state for a leader that begins; from then on earlier leader epochs are fenced."""
-        entry = api.ReadShareGroupStatePartitionData(partition=key.partition, leader_epoch=leader_epoch)
+        entry = api.ReadShareGroupStatePartitionData(
+            partition=key.partition, leader_epoch=leader_epoch, wants_creation_offset=True
+        )
         state = await self._call(_READ, key, entry)
         assert isinstance(state, ShareState)
         return state
@@ -162,6 +165,7 @@ class ShareStateClient:
             start_offset=change.start_offset,
             delivery_complete_count=change.delivery_complete_count,
             state_batches=[api.StateBatch(**batch._asdict()) for batch in change.batches],
+            creation_offset=change.creation_offset,
         )
         await self._call(_WRITE, key, entry)
 
@@ -172,7 +176,7 @@ class ShareStateClient:
     async def read_summary(self, key: SharePartitionKey, leader_epoch: int = -1) -> ShareStateSummary:
         """Returns start offset and count of complete records without fencing any leader; -1 where there is no state."""
         entry = api.ReadShareGroupStateSummaryPartitionData(
-            partition=key.partition, leader_epoch=leader_epoch
+            partition=key.partition, leader_epoch=leader_epoch, wants_creation_offset=True
         )
         summary = await self._call(_READ_SUMMARY, key, entry)
         assert isinstance(summary, ShareStateSummary)
@@ -284,12 +288,16 @@ def _state_of(result: api.ReadShareGroupStatePartitionResult) -> ShareState:
         StateBatch(each.first_offset, each.last_offset, each.delivery_state, each.delivery_count)
         for each in result.state_batches
     )
-    return ShareState(result.state_epoch, result.start_offset, tuple(batches))
+    return ShareState(result.state_epoch, result.start_offset, tuple(batches), result.creation_offset)
 
 
 def _summary_of(result: api.ReadShareGroupStateSummaryPartitionResult) -> ShareStateSummary:
     return ShareStateSummary(
-        result.state_epoch, result.leader_epoch, result.start_offset, result.delivery_complete_count
+        result.state_epoch,
+        result.leader_epoch,
+        result.start_offset,
+        result.delivery_complete_count,
+        result.creation_offset,
     )
 
 

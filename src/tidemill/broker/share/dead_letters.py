@@ -35,7 +35,7 @@ from tidemill.protocol.api.data import (
     TopicProduceData,
 )
 from tidemill.protocol.records import Header, Record, build_batch, iterate_records
-from tidemill.protocol.share_state import SharePartitionKey
+from tidemill.protocol.share_state import NO_CREATION_OFFSET, SharePartitionKey
 from tidemill.protocol.steps import Steps
 from tidemill.replication.share_messages import Dead
 
@@ -88,6 +88,7 @@ class DeadLetters:
         self,
         key: SharePartitionKey,
         state_epoch: int,
+        creation_offset: int,
         partition: Partition,
         topic: str,
         dead: Dead,
@@ -105,7 +106,7 @@ class DeadLetters:
         on_undecodable = partial(self._host.report_undecodable, partition)
         for record in await self._host.long_work.run(partial(_records_between, log, dead, on_undecodable)):
             letter = _letter(record, partition, key.group_id, dead)
-            producer_id = producer_id_of(key, state_epoch, record.offset)
+            producer_id = producer_id_of(key, state_epoch, creation_offset, record.offset)
             try:
                 await self._send(target, partition.index, letter, producer_id)
                 written += 1
@@ -171,10 +172,13 @@ def _letter(record: Record, partition: Partition, group_id: str, dead: Dead) -> 
     return record._replace(offset=0, headers=headers)
 
 
-def producer_id_of(key: SharePartitionKey, state_epoch: int, offset: int) -> int:
-    """The producer id of a letter: the same for the same record, until the group's offsets are altered."""
-    place = f"{key}:{state_epoch}:{offset}".encode()
-    digest = int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "big")
+def producer_id_of(key: SharePartitionKey, state_epoch: int, creation_offset: int, offset: int) -> int:
+    """The producer id of a letter: the same for the same record, until the group's offsets are altered or deleted."""
+    place = f"{key}:{state_epoch}:{offset}"
+    if creation_offset != NO_CREATION_OFFSET:
+        # A state of an earlier version has letters under the shorter name.
+        place += f":{creation_offset}"
+    digest = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big")
     return _PRODUCER_ID_BASE | digest >> 2
 
 

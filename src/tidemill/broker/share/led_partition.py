@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -29,6 +30,7 @@ from tidemill.log.filtered_read import FilteredRead
 from tidemill.log.log import Log, OffsetOutOfRange
 from tidemill.log.time_search import search_time
 from tidemill.protocol.share_state import (
+    NO_CREATION_OFFSET,
     NO_START_OFFSET,
     SharePartitionKey,
     ShareState,
@@ -134,6 +136,7 @@ class LedSharePartition:
         self._leader_epoch = partition.leader_epoch
         self._began_ms = clock.steady_ms()
         self._state_epoch = 0
+        self._creation_offset = NO_CREATION_OFFSET
         # None until its state was read.
         self.machine: SharePartition | None = None
         # Why it is over; None while it serves or begins.
@@ -167,8 +170,8 @@ class LedSharePartition:
             state = await self._states.read(self.key, self._leader_epoch)
             if state.start_offset == NO_START_OFFSET:
                 # Durable before the first record goes out: another leader must not decide it differently.
-                state = ShareState(state.state_epoch, await self._first_offset())
-                await self._states.write(self.key, self._change(state, state.start_offset))
+                state = replace(state, start_offset=await self._first_offset())
+                await self._states.write(self.key, self._change(state))
         except ApiError as error:
             self._end(_shown(error))
             return
@@ -180,6 +183,7 @@ class LedSharePartition:
         if self.end_if_replaced() or log is None:
             return
         self._state_epoch = state.state_epoch
+        self._creation_offset = state.creation_offset
         steady_ms = self._clock.steady_ms()
         self.machine = SharePartition(
             state, self.settings.limits, log.log_end_offset, steady_ms, self._counts
@@ -188,9 +192,13 @@ class LedSharePartition:
         self._bury_soon()
         self.wake()
 
-    def _change(self, state: ShareState, start_offset: int) -> ShareStateChange:
+    def _change(self, begun: ShareState) -> ShareStateChange:
         return ShareStateChange(
-            state.state_epoch, self._leader_epoch, start_offset, delivery_complete_count=0
+            begun.state_epoch,
+            self._leader_epoch,
+            begun.start_offset,
+            delivery_complete_count=0,
+            creation_offset=begun.creation_offset,
         )
 
     async def _first_offset(self) -> int:
@@ -261,9 +269,8 @@ class LedSharePartition:
                 self._must_check = True
                 await asyncio.sleep(_RETRY_S)
                 continue
-            # A group that was deleted and created anew may have the same state epoch. But no leader has read its state,
-            # and the first one writes where it begins.
-            is_new = summary.start_offset == NO_START_OFFSET
+            # A group that was deleted and created anew may have the same state epoch.
+            is_new = summary.creation_offset != self._creation_offset
             if is_new or summary.state_epoch != self._state_epoch:
                 logger.info("share partition %s is over: its state was replaced", self.key)
                 self._end(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
@@ -492,6 +499,7 @@ class LedSharePartition:
                         write.start_offset,
                         write.batches,
                         write.delivery_complete_count,
+                        self._creation_offset,
                     ),
                 )
             except Exception as failure:
@@ -537,7 +545,7 @@ class LedSharePartition:
             if topic:
                 try:
                     written = await self._letters.write(
-                        self.key, self._state_epoch, self.partition, topic, dead
+                        self.key, self._state_epoch, self._creation_offset, self.partition, topic, dead
                     )
                 except Exception as error:
                     if not isinstance(error, ApiError):

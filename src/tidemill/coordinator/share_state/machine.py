@@ -8,10 +8,12 @@ the oldest of the latest snapshots is redundant. `PruneLog` tells the shell to d
 A dead letter that is owed longer than its leader needs to write it is owed by a leader that is gone. `LettersOwed`
 tells the shell, again and again, until the letter is written: no member of the group has to come for it.
 
-Three rules are stricter than those of Kafka 4.3, so that a request that is sent twice or arrives late does no harm.
+Four rules are stricter than those of Kafka 4.3, so that a request that is sent twice or arrives late does no harm.
 
 * The start offset never moves back. Below it the delivery states are forgotten, so records would be delivered again.
 * Initialising again with the same state epoch and the same or no start offset changes nothing.
+* A write carries where its state was created. After a deletion another state may have the same epochs, and is not
+  changed by a leader of the deleted one.
 * What a replaced coordinator could get wrong is answered when a commit has proved that this one leads. A read writes
   its leader epoch, and a request that finds no state writes a tombstone.
 """
@@ -33,6 +35,7 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import ShareSnapshotValue, ShareUpdateValue
 from tidemill.protocol.share_state import (
     ARCHIVING,
+    NO_CREATION_OFFSET,
     NO_DELIVERY_COMPLETE_COUNT,
     NO_START_OFFSET,
     SharePartitionKey,
@@ -52,6 +55,8 @@ else:
 
 # An epoch that the request does not supply, and which therefore fences nothing.
 _NO_EPOCH = -1
+# In a snapshot: this record created the state.
+_CREATED_HERE = -2
 # Snapshots and tombstones that are due together are written in batches of this many.
 _RECORDS_PER_BATCH_MAX = 64
 _COLD, _PRUNE, _SWEEP, _OWED = "cold", "prune", "sweep", "owed"
@@ -122,6 +127,7 @@ class PartitionState:
     updates: int = 0
     # The largest leader epoch so far. Initialising sets `leader_epoch` to 0 and fences as before.
     fencing_leader_epoch: int = 0
+    creation_offset: int = NO_CREATION_OFFSET
 
 
 class ShareStates:
@@ -225,6 +231,7 @@ class ShareStates:
             create_timestamp=steady_ms,
             write_timestamp=steady_ms,
             fencing_leader_epoch=0 if state is None else state.fencing_leader_epoch,
+            creation_offset=_CREATED_HERE if state is None else state.creation_offset,
         )
         return Decision([ShareRecord(key, snapshot)], None)
 
@@ -236,7 +243,7 @@ class ShareStates:
             return _refuse_uninitialized(key, "Read operation on uninitialized share partition not allowed.")
         _check_leader(state, leader_epoch)
         self._check_partition(key)
-        reply = ShareState(state.state_epoch, state.start_offset, state.batches)
+        reply = ShareState(state.state_epoch, state.start_offset, state.batches, state.creation_offset)
         if leader_epoch == _NO_EPOCH:
             return Decision(reply=reply)
         same = ShareStateChange(
@@ -256,6 +263,8 @@ class ShareStates:
         _check_leader(state, change.leader_epoch)
         if change.state_epoch != _NO_EPOCH and state.state_epoch > change.state_epoch:
             raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
+        if change.creation_offset not in (NO_CREATION_OFFSET, state.creation_offset):
+            raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
         self._check_partition(key)
         if _owes(change.batches) and not self._timers.is_set(_OWED):
             self._timers.set(_OWED, steady_ms + _OWED_INTERVAL_MS, self._report_owed)
@@ -270,7 +279,11 @@ class ShareStates:
             summary = ShareStateSummary(0, 0, NO_START_OFFSET, NO_DELIVERY_COMPLETE_COUNT)
         else:
             summary = ShareStateSummary(
-                state.state_epoch, state.leader_epoch, state.start_offset, state.delivery_complete_count
+                state.state_epoch,
+                state.leader_epoch,
+                state.start_offset,
+                state.delivery_complete_count,
+                state.creation_offset,
             )
         return Decision(reply=summary)
 
@@ -331,6 +344,7 @@ class ShareStates:
                 value.fencing_leader_epoch,
                 before.fencing_leader_epoch if before else 0,
             ),
+            creation_offset=offset if value.creation_offset == _CREATED_HERE else value.creation_offset,
         )
         self._note_owing(key)
 
@@ -423,6 +437,7 @@ def _snapshot_of(state: PartitionState, steady_ms: int) -> ShareSnapshotValue:
         create_timestamp=state.created_ms,
         write_timestamp=steady_ms,
         state_batches=batch_messages(state.batches),
+        creation_offset=state.creation_offset,
         fencing_leader_epoch=fencing if (fencing := state.fencing_leader_epoch) > state.leader_epoch else 0,
     )
 

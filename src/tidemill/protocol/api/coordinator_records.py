@@ -315,6 +315,8 @@ class ShareSnapshotValue(DataMessage, api_key=0, versions=(0, 0), flexible=0):
     state_batches: list[StateBatch] = field(default_factory=list)
     # Leaders with a smaller epoch are fenced, where that is not `leader_epoch` itself.
     fencing_leader_epoch: Annotated[Int32, Tag(FIRST_OWN_TAG)] = 0
+    # Where the record is that created the state: -1 when that is not known, -2 for this record.
+    creation_offset: Annotated[Int64, Tag(FIRST_OWN_TAG + 1)] = -1
 
 
 class ShareUpdateKey(DataMessage, api_key=1, versions=(0, 0)):

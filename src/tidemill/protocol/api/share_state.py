@@ -1,5 +1,8 @@
 """The messages between the group coordinator and the share coordinator, which keeps the delivery state of share
 groups.
+
+`creation_offset` is a tagged field of our own, in responses to requests that want it. It tells a state from an earlier
+one that was deleted.
 """
 
 from __future__ import annotations
@@ -7,7 +10,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from tidemill.protocol.schema import (
+    FIRST_OWN_TAG,
     NO_UUID,
+    Bool,
     Int8,
     Int16,
     Int32,
@@ -17,6 +22,7 @@ from tidemill.protocol.schema import (
     Since,
     String,
     Struct,
+    Tag,
     Uuid,
     field,
 )
@@ -56,6 +62,7 @@ class InitializeShareGroupStateResponse(Response, api_key=83, versions=(0, 0), f
 class ReadShareGroupStatePartitionData(Struct):
     partition: Int32 = 0
     leader_epoch: Int32 = 0
+    wants_creation_offset: Annotated[Bool, Tag(FIRST_OWN_TAG)] = False
 
 
 class ReadStateData(Struct):
@@ -82,6 +89,7 @@ class ReadShareGroupStatePartitionResult(Struct):
     state_epoch: Int32 = 0
     start_offset: Int64 = 0
     state_batches: list[StateBatch] = field(default_factory=list)
+    creation_offset: Annotated[Int64, Tag(FIRST_OWN_TAG)] = -1
 
 
 class ReadStateResult(Struct):
@@ -100,6 +108,7 @@ class WriteShareGroupStatePartitionData(Struct):
     start_offset: Int64 = 0
     delivery_complete_count: Annotated[Int32, Since(1)] = -1
     state_batches: list[StateBatch] = field(default_factory=list)
+    creation_offset: Annotated[Int64, Tag(FIRST_OWN_TAG)] = -1
 
 
 class WriteStateData(Struct):
@@ -159,6 +168,7 @@ class DeleteShareGroupStateResponse(Response, api_key=86, versions=(0, 0), flexi
 class ReadShareGroupStateSummaryPartitionData(Struct):
     partition: Int32 = 0
     leader_epoch: Int32 = 0
+    wants_creation_offset: Annotated[Bool, Tag(FIRST_OWN_TAG)] = False
 
 
 class ReadStateSummaryData(Struct):
@@ -179,6 +189,7 @@ class ReadShareGroupStateSummaryPartitionResult(Struct):
     leader_epoch: Int32 = 0
     start_offset: Int64 = 0
     delivery_complete_count: Annotated[Int32, Since(1)] = -1
+    creation_offset: Annotated[Int64, Tag(FIRST_OWN_TAG)] = -1
 
 
 class ReadStateSummaryResult(Struct):
