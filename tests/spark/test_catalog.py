@@ -124,8 +124,8 @@ def test_what_a_table_cannot_have_is_said_when_it_is_created(
     assert "a table needs the column offset" in line_of(
         lambda: create("wrong", subscribe=topic, columns="value")
     )
-    assert "kafka.acks=1 is not possible" in line_of(
-        lambda: create("wrong", subscribe=topic, topic=topic, **{"kafka.acks": "1"})
+    assert "kafka.acks=2 is not understood" in line_of(
+        lambda: create("wrong", subscribe=topic, topic=topic, **{"kafka.acks": "2"})
     )
     spark.sql("CREATE TABLE listed (value BINARY) USING tidemill OPTIONS (subscribe 'x')")
     try:

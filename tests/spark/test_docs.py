@@ -143,7 +143,7 @@ def _table(mark: str) -> dict[str, str]:
 
 
 def test_the_table_of_source_options_is_complete() -> None:
-    assert set(_table("options: source")) == {*options._SOURCE, *options._KAFKA}
+    assert set(_table("options: source")) == {*options._OF_CONNECTOR, *options._KAFKA, *options._OWN}
 
 
 def test_the_table_of_sink_options_is_complete() -> None:

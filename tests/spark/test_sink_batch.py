@@ -84,7 +84,7 @@ class TestSession:
         ("ddl", "settings", "line"),
         [
             ("value int", {}, "the column value is int; it should be string or binary: cast it"),
-            ("value string", {"kafka.acks": "0"}, "kafka.acks=0 is not possible"),
+            ("value string", {"kafka.acks": "2"}, "kafka.acks=2 is not understood"),
         ],
     )
     def test_what_cannot_be_written_is_refused_in_a_line(

@@ -15,6 +15,10 @@ definition with `topic` is written to, and then the source accepts options of th
 read, and then the sink accepts options of the source. Without `topic` rows go to the one topic of `subscribe`; where
 that names several, to the topic that the row has in its column. A temporary view has its options at hand, and the same
 rules.
+
+**One direction, the options of both.** Spark's own connector takes no notice of options that belong to the other end.
+Such options, as far as that connector has them, are left out and warned of, so that a job of that connector goes on.
+Options that only Tidemill has are refused at the wrong end: no earlier job has them.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructField, StructType
 
 from tidemill.errors import ConfigError
+from tidemill.spark.java_client import warn_of_no_effect
 from tidemill.spark.sink import options as sink
 from tidemill.spark.source import options as source
 
@@ -91,23 +96,29 @@ def with_table(schema: StructType, options: Mapping[str, str]) -> tuple[dict[str
     return {**merged, **options}, bool(carried)
 
 
-def of_source(options: Mapping[str, str]) -> dict[str, str]:
-    """Without what only the sink understands, where the options also say what to write to."""
+def of_source(options: Mapping[str, str], query: source.Query) -> dict[str, str]:
+    """Without what only the sink understands: all of it where the options also say what to write to."""
     _check_any(options)
     named = {name.lower() for name in options}
     if _TOPIC not in named or named.isdisjoint(each.lower() for each in source.STRATEGIES):
-        return dict(options)
+        foreign = [name for name in options if sink.is_of_connector(name) and not source.is_known(name)]
+        # The schema is asked for first; what is planned and run later is the same query.
+        if query is source.Query.ANY:
+            warn_of_no_effect(dict.fromkeys(foreign, "it is an option of the sink, and this is a source"))
+        return {name: value for name, value in options.items() if name not in foreign}
     return {
         name: value for name, value in options.items() if source.is_known(name) or not sink.is_known(name)
     }
 
 
 def of_sink(options: Mapping[str, str]) -> dict[str, str]:
-    """Without what only the source understands, where the options also say what to read."""
+    """Without what only the source understands: all of it where the options also say what to read."""
     _check_any(options)
     by_lower = {name.lower(): value for name, value in options.items()}
     if by_lower.keys().isdisjoint(each.lower() for each in source.STRATEGIES):
-        return dict(options)
+        foreign = [name for name in options if source.is_of_connector(name) and not sink.is_known(name)]
+        warn_of_no_effect(dict.fromkeys(foreign, "it is an option of the source, and this is a sink"))
+        return {name: value for name, value in options.items() if name not in foreign}
     kept = {
         name: value for name, value in options.items() if sink.is_known(name) or not source.is_known(name)
     }

@@ -53,7 +53,7 @@ class TidemillDataSource(DataSource):
     def schema(self) -> StructType:
         definition = catalog.defined(self.options)
         told = self.options if definition is None else definition
-        schema = _schema(SourceOptions.parse(catalog.of_source(told)).columns)
+        schema = _schema(SourceOptions.parse(catalog.of_source(told, Query.ANY)).columns)
         return schema if definition is None else catalog.carrying(schema, definition)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -77,7 +77,7 @@ class TidemillDataSource(DataSource):
 
     def _checked(self, schema: StructType, query: Query) -> SourceOptions:
         told, _ = catalog.with_table(schema, self.options)
-        options = SourceOptions.parse(catalog.of_source(told), query)
+        options = SourceOptions.parse(catalog.of_source(told, query), query)
         if catalog.plain(schema) != _schema(options.columns):
             raise ConfigError(
                 "the columns of this source are fixed and schema() cannot change them; "

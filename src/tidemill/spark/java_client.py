@@ -1,15 +1,16 @@
-"""Settings of Kafka's Java clients that change no result here, and the warning that says so.
+"""Options that change no result here, and the warning that says so.
 
 A job that comes from Spark's own connector brings its tuning along. The source and the sink talk to brokers with a
-client of their own, so these settings have nothing to tune. The job runs, and each setting is named once in the log of
-the driver. A setting that would change which records are read or written is not here: the source and the sink know it
-or refuse it.
+client of their own, so the settings of Kafka's Java clients have nothing to tune. Such a job may also give the reader
+the options of the writer, or the reverse; `catalog` knows both ends. The job runs, and each option is named once in the
+log of the driver. A setting that would change which records are read or written is not here: the source and the sink
+know it or refuse it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 logger = logging.getLogger("tidemill.spark")
 
@@ -25,6 +26,8 @@ _MEMBERSHIP = (
         "kafka.heartbeat.interval.ms",
         "kafka.partition.assignment.strategy",
         "kafka.auto.commit.interval.ms",
+        "kafka.share.acknowledgement.mode",
+        "kafka.share.acquire.mode",
     ),
 )
 _TUNING = (
@@ -76,9 +79,10 @@ NO_EFFECT = {name: reason for reason, names in (_MEMBERSHIP, _TUNING) for name i
 _warned: set[str] = set()
 
 
-def warn_of_no_effect(names: Iterable[str]) -> None:
-    """Once for each name: Spark makes the same source or sink several times in a process."""
-    for name in names:
-        if name in NO_EFFECT and name not in _warned:
-            _warned.add(name)
-            logger.warning("%s has no effect: %s", name, NO_EFFECT[name])
+def warn_of_no_effect(reasons: Mapping[str, str]) -> None:
+    """Once for each name and reason: Spark makes the same source or sink several times in a process."""
+    for name, reason in reasons.items():
+        line = f"{name} has no effect: {reason}"
+        if line not in _warned:
+            _warned.add(line)
+            logger.warning("%s", line)

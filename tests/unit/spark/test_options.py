@@ -6,10 +6,12 @@ import pickle
 from collections.abc import Callable
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.spark import java_client
+from tidemill.spark.data_source import TidemillDataSource
 from tidemill.spark.sink.options import SinkOptions
 from tidemill.spark.source.offsets import AtOffsets, AtTimestamp, AtTimestamps, Earliest, Latest, Subscription
 from tidemill.spark.source.options import COLUMNS, Query, SourceOptions
@@ -215,6 +217,99 @@ def test_settings_of_a_java_client_are_warned_of_once(
         in caplog.messages
     )
     assert any("kafka.group.id has no effect: the source joins no" in each for each in caplog.messages)
+
+
+# The options of a whole job of Spark's Kafka connector, which its reader and its writer share.
+OF_SINK = {
+    "kafka.acks": "1",
+    "Kafka.Compression.Type": "lz4",
+    "kafka.transactional.id": "job",
+    "kafka.key.serializer": "org.apache.kafka.common.serialization.ByteArraySerializer",
+    "checkpointLocation": "/checkpoints/job",
+}
+OF_SOURCE = {
+    "kafka.isolation.level": "read_committed",
+    "kafka.auto.offset.reset": "earliest",
+    "kafka.max.partition.fetch.bytes": "1000",
+    "startingOffsets": "earliest",
+    "FailOnDataLoss": "false",
+}
+VALUE = StructType([StructField("value", BinaryType())])
+
+
+def make_source(options: dict[str, str]) -> object:
+    return TidemillDataSource({**MINIMAL, **options}).schema()
+
+
+def make_batch_sink(options: dict[str, str]) -> object:
+    return TidemillDataSource({**BROKER, "topic": "orders", **options}).writer(VALUE, False)
+
+
+def make_stream_sink(options: dict[str, str]) -> object:
+    return TidemillDataSource({**BROKER, "topic": "orders", **options}).streamWriter(VALUE, False)
+
+
+@pytest.mark.parametrize(
+    ("make", "foreign", "end"),
+    [
+        (make_source, OF_SINK, "sink"),
+        (make_batch_sink, OF_SOURCE, "source"),
+        (make_stream_sink, OF_SOURCE, "source"),
+    ],
+)
+def test_connector_options_of_the_other_end_are_warned_of(
+    make: Callable[[dict[str, str]], object],
+    foreign: dict[str, str],
+    end: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(java_client, "_warned", set())
+    make(foreign)
+    assert sorted(each.partition(" ")[0] for each in caplog.messages) == sorted(foreign)
+    assert all(f"has no effect: it is an option of the {end}" in each for each in caplog.messages)
+
+
+def test_reader_of_a_stream_leaves_out_what_its_schema_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(java_client, "_warned", set())
+    source = TidemillDataSource({**MINIMAL, **OF_SINK})
+    schema = TidemillDataSource(MINIMAL).schema()
+    source.reader(schema)
+    source.streamReader(schema)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (make_source, "exactlyOnce"),
+        (make_source, "kafka.ack"),
+        (make_source, "kafka.isolation.levle"),
+        (make_source, "failOnDataLos"),
+        (make_batch_sink, "columns"),
+        (make_batch_sink, "groupId"),
+        (make_batch_sink, "exactlyOnc"),
+        (make_stream_sink, "kafka.isolation.levle"),
+    ],
+)
+def test_misspelled_options_and_our_own_of_the_other_end_are_refused(
+    make: Callable[[dict[str, str]], object], name: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not an option of this s"):
+        make({name: "x"})
+
+
+@pytest.mark.parametrize("name", ["kafka.acks=1", "kafka.acks=0", "kafka.enable.idempotence=false"])
+def test_sink_that_gives_more_than_is_asked_for_warns(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(java_client, "_warned", set())
+    key, _, value = name.partition("=")
+    assert SinkOptions.parse({**BROKER, key: value}) == SinkOptions.parse(BROKER)
+    (line,) = caplog.messages
+    assert line.startswith(f"{name} has no effect: the sink ")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Names and columns are those of Spark's Kafka sink, names without regard to case. An option is known, without an
 effect here (`java_client`: how a Java producer waits and buffers, which changes no result and is warned of), or refused by
-name.
+name. What belongs to the source alone, `catalog` has left out before.
 
 Columns: `value` (string or binary) and, if they are there, `key`, `topic`, `partition`, `headers` as Spark's sink has
 them, and `timestamp`. The last becomes the record's own; without it records carry the time at which they are written.
@@ -80,6 +80,7 @@ _REFUSED = {
     "kafka.key.serializer": _BYTES,
     "kafka.value.serializer": _BYTES,
     "kafka.transactional.id": "each task has its own transactional id, by which it is fenced; remove it",
+    "kafka.partitioner.ignore.keys": "keys go where the Java client puts them; a key that is null goes anywhere",
     "kafka.partitioner.class": "keys go where the Java client puts them; use the column partition for another place",
     "kafka.interceptor.classes": "there are no interceptors; use DataFrame functions",
 }
@@ -159,11 +160,11 @@ class _Parser:
         self._options: dict[str, str] = {}
         for name, value in options.items():
             self._options[_known_name(name)] = str(value).strip()
-        warn_of_no_effect(self._options)
+        warn_of_no_effect({name: NO_EFFECT[name] for name in self._options if name in NO_EFFECT})
 
     def parse(self) -> SinkOptions:
-        self._fixed("kafka.acks", ("all", "-1"), "the sink waits for all replicas in sync")
-        self._fixed("kafka.enable.idempotence", ("true",), "the sink is always idempotent")
+        self._at_least("kafka.acks", ("0", "1"), ("all", "-1"), "the sink waits for all replicas in sync")
+        self._at_least("kafka.enable.idempotence", ("false",), ("true",), "the sink is always idempotent")
         request_bytes = self._count("kafka.max.request.size") or REQUEST_BYTES_MAX
         delivery_ms = self._count("kafka.delivery.timeout.ms")
         return SinkOptions(
@@ -228,10 +229,15 @@ class _Parser:
             raise ConfigError(f"kafka.compression.type={value} is not one of {', '.join(names)}")
         return names[value]
 
-    def _fixed(self, name: str, allowed: tuple[str, ...], reason: str) -> None:
-        value = self._options.get(name)
-        if value is not None and value.lower() not in allowed:
-            raise ConfigError(f"{name}={value} is not possible: {reason}; set {allowed[0]} or remove it")
+    def _at_least(self, name: str, weaker: tuple[str, ...], strongest: tuple[str, ...], reason: str) -> None:
+        """The sink does what the strongest value says. A job that asks for less gets more."""
+        value = self._options.get(name, strongest[0]).lower()
+        if value in weaker:
+            warn_of_no_effect({f"{name}={value}": reason})
+        elif value not in strongest:
+            raise ConfigError(
+                f"{name}={value} is not understood; it should be {' or '.join((*weaker, *strongest))}"
+            )
 
     def _flag(self, name: str, default: bool) -> bool:
         value = self._options.get(name, str(default)).lower()
@@ -254,6 +260,11 @@ def is_known(name: str) -> bool:
 
 def is_of_spark(name: str) -> bool:
     return _CANONICAL.get(name.lower()) in _OF_SPARK
+
+
+def is_of_connector(name: str) -> bool:
+    """Whether it is an option of writing that a job of Spark's own connector may have."""
+    return is_of_spark(name) or (is_known(name) and name.lower().startswith("kafka."))
 
 
 def _known_name(name: str) -> str:

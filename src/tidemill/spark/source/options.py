@@ -2,7 +2,7 @@
 
 Names are taken without regard to case, as Spark does. An option is one of these:
 
-    known          in `_SOURCE` or `_KAFKA`; its value is checked here, and what contradicts another is refused
+    known          in `_OF_CONNECTOR`, `_KAFKA` or `_OWN`; its value is checked here, and what contradicts another is refused
     without effect in `java_client`: it tunes a client that is not used, so it is named in a warning when the query is loaded
     refused        it would change what is read, and cannot here; the reason says what to do instead
     unknown        refused with the nearest name that is known
@@ -62,7 +62,7 @@ class Query(Enum):
     ANY = "any"
 
 
-_SOURCE = (
+_OF_CONNECTOR = (
     "subscribe",
     "subscribePattern",
     "assign",
@@ -83,6 +83,8 @@ _SOURCE = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
+)
+_OWN = (
     "columns",
     "groupId",
     "scan",
@@ -124,7 +126,7 @@ _REFUSED = {
     "kafka.interceptor.classes": "there are no interceptors; use DataFrame functions",
     "kafka.exclude.internal.topics": "a pattern never matches an internal topic; name it in subscribe",
 }
-_CANONICAL = {name.lower(): name for name in (*_SOURCE, *_KAFKA, *_REFUSED, *NO_EFFECT)}
+_CANONICAL = {name.lower(): name for name in (*_OF_CONNECTOR, *_KAFKA, *_OWN, *_REFUSED, *NO_EFFECT)}
 
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _DURATION_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -178,6 +180,12 @@ def is_known(name: str) -> bool:
     return name.lower() in _CANONICAL and _CANONICAL[name.lower()] != "topic"
 
 
+def is_of_connector(name: str) -> bool:
+    """Whether it is an option of reading that a job of Spark's own connector may have."""
+    canonical = _CANONICAL.get(name.lower())
+    return canonical in _OF_CONNECTOR or (is_known(name) and name.lower().startswith("kafka."))
+
+
 def known_names(options: Mapping[str, str]) -> dict[str, str]:
     """The options by their canonical names; anything that is neither known nor without effect is refused."""
     named = {}
@@ -200,7 +208,7 @@ class _Parser:
         self._query = query
         # The schema is asked for first; what is planned and run later is the same query.
         if query is Query.ANY:
-            warn_of_no_effect(self._options)
+            warn_of_no_effect({name: NO_EFFECT[name] for name in self._options if name in NO_EFFECT})
 
     def parse(self) -> SourceOptions:
         self._check_query()
