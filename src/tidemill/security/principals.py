@@ -2,25 +2,23 @@
 
 A principal is a type and a name, `User:alice` in text. A peer that has not proven anything is `User:ANONYMOUS`.
 
-With TLS client authentication the name is the certificate's subject, written as RFC 2253 says and as Java writes it:
-the most specific part first, `CN=web,OU=shop,O=Acme`. `ssl.principal.mapping.rules` may rewrite it; the first rule
-whose pattern matches the whole name applies. Patterns run in linear time (`tidemill.regex`).
+With TLS client authentication the name is the certificate's subject (`distinguished_names.py`).
+`ssl.principal.mapping.rules` may rewrite it; the first rule whose pattern matches the whole name applies. Patterns run in
+linear time (`tidemill.regex`).
 """
 
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.errors import ApiError, ConfigError, TidemillError
 from tidemill.regex import Regex
+from tidemill.security.distinguished_names import subject_name
 
 USER_TYPE = "User"
-# What Python's ssl module returns for a subject: relative names, each with one or more attributes.
-Subject = Sequence[Sequence[tuple[str, str]]]
 
 
 class Principal(NamedTuple):
@@ -44,82 +42,6 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS = Principal(USER_TYPE, "ANONYMOUS")
-
-
-# --- distinguished names ---
-
-# The keywords of RFC 2253, by the names that OpenSSL gives to attributes.
-_KEYWORDS = {
-    "commonName": "CN",
-    "countryName": "C",
-    "domainComponent": "DC",
-    "localityName": "L",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "stateOrProvinceName": "ST",
-    "streetAddress": "STREET",
-    "userId": "UID",
-}
-# Attributes without a keyword are written by their number, and their value as DER in hexadecimal.
-_OBJECT_IDS = {
-    "businessCategory": "2.5.4.15",
-    "description": "2.5.4.13",
-    "dnQualifier": "2.5.4.46",
-    "emailAddress": "1.2.840.113549.1.9.1",
-    "generationQualifier": "2.5.4.44",
-    "givenName": "2.5.4.42",
-    "initials": "2.5.4.43",
-    "jurisdictionCountryName": "1.3.6.1.4.1.311.60.2.1.3",
-    "jurisdictionLocalityName": "1.3.6.1.4.1.311.60.2.1.1",
-    "jurisdictionStateOrProvinceName": "1.3.6.1.4.1.311.60.2.1.2",
-    "name": "2.5.4.41",
-    "organizationIdentifier": "2.5.4.97",
-    "postalCode": "2.5.4.17",
-    "pseudonym": "2.5.4.65",
-    "serialNumber": "2.5.4.5",
-    "surname": "2.5.4.4",
-    "title": "2.5.4.12",
-    "unstructuredName": "1.2.840.113549.1.9.2",
-}
-_UTF8_STRING, _PRINTABLE_STRING, _IA5_STRING = 0x0C, 0x13, 0x16
-_IA5_ATTRIBUTES = ("emailAddress", "unstructuredName")
-_PRINTABLE = frozenset(string.ascii_letters + string.digits + " '()+,-./:=?")
-_ESCAPED = frozenset(',+<>;"\\')
-
-
-def distinguished_name(subject: Subject) -> str:
-    """The `subject` of `ssl.SSLSocket.getpeercert()` as RFC 2253 writes it: certificate order reversed."""
-    return ",".join("+".join(_attribute(*attribute) for attribute in relative) for relative in subject[::-1])
-
-
-def _attribute(name: str, value: str) -> str:
-    keyword = _KEYWORDS.get(name)
-    if keyword is not None:
-        return f"{keyword}={_escape(value)}"
-    number = _OBJECT_IDS.get(name, name)
-    return f"{number}=#{_der(name, value).hex()}"
-
-
-def _escape(value: str) -> str:
-    escaped = ["\\00" if char == "\0" else f"\\{char}" if char in _ESCAPED else char for char in value]
-    if value.startswith((" ", "#")):
-        escaped[0] = f"\\{value[0]}"
-    if len(value) > 1 and value.endswith(" "):
-        escaped[-1] = "\\ "
-    return "".join(escaped)
-
-
-def _der(name: str, value: str) -> bytes:
-    """Python does not show the type of the value; this is the one that certificates use."""
-    if name in _IA5_ATTRIBUTES and value.isascii():
-        tag = _IA5_STRING
-    else:
-        tag = _PRINTABLE_STRING if set(value) <= _PRINTABLE else _UTF8_STRING
-    content = value.encode()
-    if len(content) < 128:
-        return bytes((tag, len(content))) + content
-    length = len(content).to_bytes((len(content).bit_length() + 7) // 8)
-    return bytes((tag, 0x80 | len(length))) + length + content
 
 
 # --- ssl.principal.mapping.rules ---
@@ -177,8 +99,9 @@ class PrincipalMapping:
                 return mapped
         raise NoMatchingRule(f"no rule of ssl.principal.mapping.rules applies to {distinguished!r}")
 
-    def principal(self, subject: Subject) -> Principal:
-        return Principal.user(self.name_of(distinguished_name(subject)))
+    def principal(self, certificate: bytes) -> Principal:
+        """The principal of a certificate in DER. Raises MalformedCertificate or NoMatchingRule."""
+        return Principal.user(self.name_of(subject_name(certificate)))
 
 
 def _parse_rules(text: str) -> list[_Rule]:

@@ -10,16 +10,6 @@ from tidemill.security.principals import (
     NoMatchingRule,
     Principal,
     PrincipalMapping,
-    Subject,
-    distinguished_name,
-)
-
-# As `getpeercert()` returns it: in the order of the certificate.
-SUBJECT: Subject = (
-    (("countryName", "US"),),
-    (("organizationName", "Acme, Inc."),),
-    (("organizationalUnitName", "shop"),),
-    (("commonName", "web.acme.com"),),
 )
 
 
@@ -33,44 +23,6 @@ def test_principal_is_read_as_it_is_written() -> None:
 def test_principal_without_type_or_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="TYPE:NAME"):
         Principal.parse(text)
-
-
-def test_distinguished_name_has_the_most_specific_part_first_and_escapes() -> None:
-    assert distinguished_name(SUBJECT) == "CN=web.acme.com,OU=shop,O=Acme\\, Inc.,C=US"
-
-
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        ('a"b', 'a\\"b'),
-        ("a+b<c>;d\\", "a\\+b\\<c\\>\\;d\\\\"),
-        ("#1", "\\#1"),
-        (" both ", "\\ both\\ "),
-        (" ", "\\ "),
-        ("Zoë", "Zoë"),
-        ("a\nb", "a\nb"),
-    ],
-)
-def test_values_are_escaped_as_rfc_2253_says(value: str, written: str) -> None:
-    assert distinguished_name(((("commonName", value),),)) == f"CN={written}"
-
-
-def test_attributes_of_one_relative_name_are_joined_by_plus() -> None:
-    subject: Subject = ((("commonName", "a"), ("userId", "7")),)
-    assert distinguished_name(subject) == "CN=a+UID=7"
-
-
-def test_attribute_without_a_keyword_is_a_number_with_der() -> None:
-    assert distinguished_name(((("emailAddress", "a@b"),),)) == "1.2.840.113549.1.9.1=#1603614062"
-    assert distinguished_name(((("serialNumber", "7"),),)) == "2.5.4.5=#130137"
-    assert distinguished_name(((("1.2.3.4", "é"),),)) == "1.2.3.4=#0c02c3a9"
-    assert distinguished_name(((("title", "x" * 200),),)).startswith("2.5.4.12=#1381c878")
-
-
-def test_default_rule_keeps_the_name() -> None:
-    assert PrincipalMapping().principal(SUBJECT) == Principal(
-        "User", "CN=web.acme.com,OU=shop,O=Acme\\, Inc.,C=US"
-    )
 
 
 RULES = ",".join(

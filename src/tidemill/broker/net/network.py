@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tidemill.log.files import FileSlice
-from tidemill.security.principals import Principal, Subject
+from tidemill.security.principals import Principal
 from tidemill.tls.contexts import TlsContexts
 
 # A reply is sent in parts; a slice of a file goes out by `sendfile`.
@@ -54,8 +54,8 @@ class Entrance:
     login_bytes_max: int | None = None
     # What handles the frames of this listener, where it is not what handles all others.
     dispatch: Dispatch | None = None
-    # The principal of a certificate that was verified; NoMatchingRule refuses the connection.
-    principal_of: Callable[[Subject], Principal] | None = None
+    # The principal of a certificate in DER that was verified. What it raises refuses the connection.
+    principal_of: Callable[[bytes], Principal] | None = None
 
 
 OPEN = Entrance()

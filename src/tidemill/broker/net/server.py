@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from time import perf_counter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tidemill.broker.net.connection import Connection
 from tidemill.broker.net.network import OPEN, Dispatch, Entrance, ServerLimits
@@ -29,7 +29,8 @@ from tidemill.broker.net.tls_socket import ByteSocket, SecuredSocket
 from tidemill.broker.net.turns import Turns
 from tidemill.errors import ConfigError
 from tidemill.security.addresses import normal_address
-from tidemill.security.principals import ANONYMOUS, NoMatchingRule, Principal, Subject
+from tidemill.security.distinguished_names import MalformedCertificate
+from tidemill.security.principals import ANONYMOUS, NoMatchingRule, Principal
 from tidemill.tls.contexts import TlsContexts
 from tidemill.tls.refusals import RefusalLog
 
@@ -219,7 +220,7 @@ class Server:
         try:
             secured = await accept_tls(self._loop, self._executor, tls.server, sock)
             principal = _principal(secured, listener.entrance)
-        except (HandshakeFailed, NoMatchingRule) as failure:
+        except (HandshakeFailed, MalformedCertificate, NoMatchingRule) as failure:
             self._forget_ip(ip)
             if str(failure):
                 self._refusals.tell(f"refused {ip} at listener {listener.name}: {failure}", perf_counter())
@@ -291,13 +292,13 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _principal(sock: SecuredSocket, entrance: Entrance) -> Principal:
-    """Raises NoMatchingRule, with the socket closed."""
-    certificate = sock.getpeercert() if entrance.principal_of is not None else None
+    """Raises MalformedCertificate or NoMatchingRule, with the socket closed."""
+    certificate = sock.getpeercert(binary_form=True) if entrance.principal_of is not None else None
     if not certificate or entrance.principal_of is None:
         return ANONYMOUS
     try:
-        return entrance.principal_of(cast(Subject, certificate["subject"]))
-    except NoMatchingRule:
+        return entrance.principal_of(certificate)
+    except (MalformedCertificate, NoMatchingRule):
         sock.close()
         raise
 

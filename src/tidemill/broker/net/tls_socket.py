@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from typing import Any
+from typing import Any, Literal
 
 # Also about what an idle connection may keep for each direction: OpenSSL's buffers do not shrink.
 _PIECE_BYTES = 64 * 1024
@@ -57,8 +57,8 @@ class TlsSocket:
     def getsockname(self) -> Any:
         return self._sock.getsockname()
 
-    def getpeercert(self) -> Any:
-        return self._object.getpeercert()
+    def getpeercert(self, binary_form: Literal[True]) -> bytes | None:
+        return self._object.getpeercert(binary_form=binary_form)
 
     def pending(self) -> int:
         """The number of received bytes that no event of the descriptor announces. They may be a part of a record."""
