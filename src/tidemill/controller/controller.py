@@ -26,7 +26,7 @@ from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.partitions import alter_partition, elections, reassignments
 from tidemill.controller.partitions.replication import ELECTIONS_PER_DECISION, Replication
-from tidemill.controller.records import Record, encode_record
+from tidemill.controller.records import Record, check_record_count, encode_record
 from tidemill.controller.security import acls, client_quotas, scram_credentials
 from tidemill.controller.sessions import Sessions
 from tidemill.controller.topics import topics
@@ -138,6 +138,8 @@ class Controller:
         context = RequestContext(steady_ms, self._new_uuid, call.version, call.next_offset)
         try:
             decision = DECIDES[type(request)](self, request, context)
+            if type(request) in _LIMITED:
+                check_record_count(decision.records)
         except ApiError as error:
             refused = error_response(request, context.version, error.code, error.message)
             if refused is None:
@@ -387,3 +389,18 @@ DECIDES: dict[type[Request], Callable[[Controller, Any, RequestContext], Decisio
     replicas.AlterPartitionReassignmentsRequest: Controller._alter_partition_reassignments,
     replicas.ListPartitionReassignmentsRequest: Controller._list_partition_reassignments,
 }
+
+# The operations whose records are as many as the client wants.
+_LIMITED = frozenset(
+    (
+        admin.CreateTopicsRequest,
+        admin.DeleteTopicsRequest,
+        admin.CreatePartitionsRequest,
+        admin.AlterClientQuotasRequest,
+        security.CreateAclsRequest,
+        security.DeleteAclsRequest,
+        security.AlterUserScramCredentialsRequest,
+        replicas.ElectLeadersRequest,
+        replicas.AlterPartitionReassignmentsRequest,
+    )
+)

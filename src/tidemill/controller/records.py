@@ -6,7 +6,7 @@ snapshot holds: replayed over an empty image, its records give the image again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 
 from tidemill.controller.image import (
     BrokerImage,
@@ -16,6 +16,7 @@ from tidemill.controller.image import (
     TopicImage,
 )
 from tidemill.controller.security_image import security_records
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.metadata import (
     BrokerEndpoint,
     BrokerFeature,
@@ -38,6 +39,7 @@ from tidemill.types import TopicId
 __all__ = [
     "Record",
     "broker_record",
+    "check_record_count",
     "controller_record",
     "decode_record",
     "encode_record",
@@ -46,6 +48,19 @@ __all__ = [
 ]
 
 Record = DataMessage
+
+# As in Kafka: the records that one operation of a client may write.
+RECORDS_PER_OPERATION_MAX = 10_000
+
+
+def check_record_count(records: Sized) -> None:
+    """Raise `ApiError` when an operation of a client would write too many records. Nothing of it is carried out."""
+    if len(records) > RECORDS_PER_OPERATION_MAX:
+        raise ApiError(
+            ErrorCode.POLICY_VIOLATION,
+            "Unable to perform excessively large batch operation."
+            f" It would write {len(records)} records; {RECORDS_PER_OPERATION_MAX} are the most",
+        )
 
 
 def image_records(image: MetadataImage) -> Iterator[Record]:

@@ -23,6 +23,7 @@ from tidemill.protocol.api.security import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
+from tidemill.protocol.schema import Request
 from tidemill.security.quotas import QuotaEntity
 from tidemill.security.scram import ScramClient, ScramMechanism, ScramServer, salted_password
 
@@ -225,3 +226,42 @@ def test_validation_alone_writes_nothing() -> None:
     )
     cluster.ask(AlterClientQuotasRequest(entries=[entry], validate_only=True))
     assert not cluster.image.security.client_quotas
+
+
+TOO_MANY = [f"n{number}" for number in range(10_001)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CreateAclsRequest(creations=[creation(name) for name in TOO_MANY]),
+        AlterUserScramCredentialsRequest(
+            upsertions=[
+                ScramCredentialUpsertion(
+                    name=name,
+                    mechanism=ScramMechanism.SHA_256,
+                    iterations=4096,
+                    salt=b"salt",
+                    salted_password=b"p" * 32,
+                )
+                for name in TOO_MANY
+            ]
+        ),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_request_that_would_write_too_many_records_writes_none(request_: Request) -> None:
+    cluster = Cluster()
+    before = len(cluster.log)
+    reply = cluster.ask(request_)
+    assert [result.error_code for result in reply.results] == [ErrorCode.POLICY_VIOLATION] * len(TOO_MANY)
+    assert len(cluster.log) == before
+
+
+def test_removal_of_too_many_rules_removes_none() -> None:
+    cluster = Cluster()
+    for names in (TOO_MANY[:5_000], TOO_MANY[5_000:]):
+        cluster.ask(CreateAclsRequest(creations=[creation(name) for name in names]))
+    reply = cluster.ask(DeleteAclsRequest(filters=[everything(), everything(resource_name_filter="n7")]))
+    assert [result.error_code for result in reply.filter_results] == [ErrorCode.POLICY_VIOLATION] * 2
+    assert len(cluster.image.security.acls) == len(TOO_MANY)

@@ -18,6 +18,7 @@ from tidemill.protocol.api.admin import (
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
+    CreateTopicsRequest,
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicState,
@@ -168,6 +169,17 @@ class TestCreate:
         results = cluster.create(creatable("a", 9_999), creatable("b", 2))
         assert [result.error_code for result in results] == [ErrorCode.POLICY_VIOLATION] * 2
         assert not cluster.image.topics_by_name
+
+    @pytest.mark.parametrize("validate_only", [False, True])
+    def test_too_many_records_refuse_the_whole_request(self, validate_only: bool) -> None:
+        """A topic has a record beside those of its partitions."""
+        cluster = Cluster()
+        wanted = [creatable(f"t{number}", 1) for number in range(5_001)]
+        reply = cluster.ask(CreateTopicsRequest(topics=wanted, validate_only=validate_only))
+        assert [result.error_code for result in reply.topics] == [ErrorCode.POLICY_VIOLATION] * 5_001
+        assert not cluster.image.topics_by_name
+        reply = cluster.ask(CreateTopicsRequest(topics=wanted[1:], validate_only=validate_only))
+        assert {result.error_code for result in reply.topics} == {ErrorCode.NONE}
 
     def test_manual_assignment(self) -> None:
         cluster = Cluster(brokers=3)

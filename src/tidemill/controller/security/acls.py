@@ -6,12 +6,12 @@ it removes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import Record
 from tidemill.controller.security_image import acl_record
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError
 from tidemill.machine import Decision
 from tidemill.protocol.api.metadata import RemoveAccessControlEntryRecord
 from tidemill.protocol.api.security import (
@@ -24,9 +24,6 @@ from tidemill.protocol.api.security import (
     DeleteAclsResponse,
 )
 from tidemill.security.acls import AclBinding, AclFilter, check_binding, check_filter
-
-# As Kafka: what one request may write.
-RECORDS_PER_REQUEST_MAX = 10_000
 
 
 def create_acls(
@@ -49,7 +46,6 @@ def create_acls(
         try:
             check_binding(binding)
             if binding not in existing:
-                _check_room(records)
                 existing.add(binding)
                 records.append(acl_record(new_uuid(), binding))
         except ApiError as error:
@@ -77,7 +73,6 @@ def delete_acls(image: MetadataImage, request: DeleteAclsRequest) -> Decision[Re
         try:
             check_filter(wanted)
             matching = {acl_id: binding for acl_id, binding in acls.items() if wanted.matches(binding)}
-            _check_room(removed.keys() | matching.keys(), more=0)
         except ApiError as error:
             result.error_code, result.error_message = error.code, error.message
         else:
@@ -85,15 +80,6 @@ def delete_acls(image: MetadataImage, request: DeleteAclsRequest) -> Decision[Re
             result.matching_acls = [_matching_acl(binding) for binding in matching.values()]
         response.filter_results.append(result)
     return Decision([RemoveAccessControlEntryRecord(id=acl_id) for acl_id in removed], response)
-
-
-def _check_room(records: Sized, more: int = 1) -> None:
-    count = len(records) + more
-    if count > RECORDS_PER_REQUEST_MAX:
-        raise ApiError(
-            ErrorCode.POLICY_VIOLATION,
-            f"Excessively large number of changes in one request: at most {RECORDS_PER_REQUEST_MAX}",
-        )
 
 
 def _matching_acl(binding: AclBinding) -> DeleteAclsMatchingAcl:

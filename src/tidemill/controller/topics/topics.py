@@ -27,7 +27,7 @@ from tidemill.controller.image import (
     only_directory,
     topic_resource,
 )
-from tidemill.controller.records import Record, partition_record
+from tidemill.controller.records import Record, check_record_count, partition_record
 from tidemill.controller.topics.fewer_partitions import active_partitions, check_new, first_leader_epoch
 from tidemill.controller.topics.placement import PlacementError, UsableBroker, place_replicas
 from tidemill.controller.topics.topic_names import check_topic_name, collision_key
@@ -98,6 +98,7 @@ def create_topics(
             continue
         names_by_key.setdefault(collision_key(topic.name), topic.name)
         records += created.records
+        check_record_count(records)
         results.append(created.result)
     response = CreateTopicsResponse(topics=results)
     return Decision([] if request.validate_only else records, response)
