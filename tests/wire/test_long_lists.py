@@ -36,11 +36,41 @@ REQUESTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
             ],
         },
     ),
+    "alter_client_quotas": (
+        1,
+        {
+            "validate_only": True,
+            "entries": [
+                {
+                    "entity": [{"entity_type": "client-id", "entity_name": name}],
+                    "ops": [{"key": "producer_byte_rate", "value": 1e9, "remove": False}],
+                }
+                for name in NAMES
+            ],
+        },
+    ),
+    "elect_leaders": (
+        2,
+        {"election_type": 0, "topic_partitions": [{"topic": name, "partitions": [0]} for name in NAMES]},
+    ),
+    "alter_partition_reassignments": (
+        0,
+        {
+            "topics": [
+                {"name": name, "partitions": [{"partition_index": 0, "replicas": [1]}]} for name in NAMES
+            ]
+        },
+    ),
+    "describe_producers": (0, {"topics": [{"name": name, "partition_indexes": [0]} for name in NAMES]}),
 }
 ANSWERED = {
     "describe_configs": "results",
     "find_coordinator": "coordinators",
     "incremental_alter_configs": "responses",
+    "alter_client_quotas": "entries",
+    "elect_leaders": "replica_election_results",
+    "alter_partition_reassignments": "responses",
+    "describe_producers": "topics",
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.brokers import eventually
 from tests.wire import messages
+from tests.wire.batches import encode
 from tests.wire.connection import Connection
 from tidemill.protocol.api.offsets import (
     OffsetCommitRequest,
@@ -18,6 +19,9 @@ from tidemill.protocol.frames import request_frame
 
 UNSUPPORTED_VERSION = 35
 SECURITY_DISABLED = 54
+RESOURCE_NOT_FOUND = 91
+NO_COORDINATOR_YET = (14, 15, 16)
+LOWEST_OFFSET = -(2**63) + 2
 LONG = "x" * 32_760
 LONGEST = "y" * 32_767
 
@@ -202,3 +206,31 @@ def test_names_that_fill_a_string_are_answered(
     """Texts about them would not fit. The connection goes on, and nothing of it is a bug in the log."""
     connection.request(api, version, **fields)
     assert connection.request("api_versions", 0).error_code == 0
+
+
+def test_a_user_whose_name_fills_a_string_is_not_found(connection: Connection) -> None:
+    answer = connection.request("describe_user_scram_credentials", 0, users=[{"name": LONG}])
+    assert answer.error_code == 0
+    (user,) = answer.results
+    assert (user.user, user.error_code) == (LONG, RESOURCE_NOT_FOUND)
+
+
+def test_the_lag_behind_an_offset_that_no_record_can_have_is_told(connection: Connection, topic: str) -> None:
+    """An offset that is set by hand may be any; the lag has to fit its field."""
+    connection.create_topic(topic)
+    for _ in range(3):
+        connection.produce(topic, encode([b"value"]))
+    connection.request("find_coordinator", 4, key_type=0, coordinator_keys=[topic])
+    partition = {"partition_index": 0, "start_offset": LOWEST_OFFSET}
+    altered = {"group_id": topic, "topics": [{"topic_name": topic, "partitions": [partition]}]}
+
+    def alter() -> Any:
+        answer = connection.request("alter_share_group_offsets", 0, **altered)
+        return None if answer.error_code in NO_COORDINATOR_YET else answer
+
+    answer: Any = eventually(alter, "a coordinator of the group")
+    assert answer.error_code == answer.responses[0].partitions[0].error_code == 0, answer
+    asked = [{"group_id": topic, "topics": None}]
+    described = connection.request("describe_share_group_offsets", 1, groups=asked).groups[0]
+    assert described.error_code == 0, described
+    assert described.topics[0].partitions[0].lag == 3

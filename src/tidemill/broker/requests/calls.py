@@ -22,6 +22,7 @@ class Call:
         "frame",
         "header",
         "is_flexible",
+        "is_large",
         "started_s",
         "took",
         "usage",
@@ -36,6 +37,8 @@ class Call:
         self.client_id = header.client_id
         self.is_flexible = is_flexible
         self._reply: Reply | None = None
+        # The response is encoded in steps.
+        self.is_large = False
         # What counts towards the client's quotas; None without any.
         self.usage: RequestUsage | None = None
         # Receives the number of seconds that the answer takes, and since when.

@@ -41,6 +41,9 @@ from tidemill.protocol.steps import Steps
 
 logger = logging.getLogger(__name__)
 
+# A larger request may have a response that takes long to encode.
+_LARGE_BYTES = 16_384
+
 
 class _Route(NamedTuple):
     """One version of an API, as a request needs it."""
@@ -117,6 +120,7 @@ class Dispatcher:
         if served.entries is not None and served.entries.is_more_than_a_piece(request):
             self._answer_later(self._finish_in_pieces(served, served.entries, call, request))
             return
+        call.is_large = len(call.frame) > _LARGE_BYTES
         try:
             result = self._serve(served, call, request)
         except Exception as error:
@@ -160,7 +164,14 @@ class Dispatcher:
             result = call.usage.timed(result)
         try:
             response = await result
-            _show_throttling(call, response)
+        except Exception as error:
+            self._failed(served, call, request, error)
+            return
+        _show_throttling(call, response)
+        await self._answer_in_steps(served, call, request, response)
+
+    async def _answer_in_steps(self, served: Api, call: Call, request: Request, response: Response) -> None:
+        try:
             body = await self._encoded(encode_in_steps(response, call.version))
         except Exception as error:
             self._failed(served, call, request, error)
@@ -181,6 +192,9 @@ class Dispatcher:
         if not call.is_wanted:
             return
         _show_throttling(call, response)
+        if call.is_large:
+            self._answer_later(self._answer_in_steps(served, call, request, response))
+            return
         try:
             body = encode(response, call.version)
         except Exception as error:

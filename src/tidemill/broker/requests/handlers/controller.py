@@ -144,8 +144,18 @@ _RESOURCES = Entries(
     scope=Scope.BOTH,
     gaps=["A release runs at one level of each feature: no other is accepted."],
 )
-@serves(ElectLeadersRequest, scope=Scope.BOTH)
-@serves(AlterPartitionReassignmentsRequest, scope=Scope.BOTH)
+@serves(
+    ElectLeadersRequest,
+    scope=Scope.BOTH,
+    entries=Entries(
+        "topic_partitions", "replica_election_results", key=lambda each: each.topic, piece_size=128
+    ),
+)
+@serves(
+    AlterPartitionReassignmentsRequest,
+    scope=Scope.BOTH,
+    entries=Entries("topics", "responses", key=lambda each: each.name, piece_size=128),
+)
 @serves(ListPartitionReassignmentsRequest, scope=Scope.BOTH)
 @serves(UnregisterBrokerRequest, scope=Scope.BOTH, gaps=["A broker that is alive is refused: stop it first."])
 async def ask(broker: Broker, call: Call, request: Request) -> Response:

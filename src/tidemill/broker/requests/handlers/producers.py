@@ -14,6 +14,7 @@ from tidemill.broker.partitions.shrinking.stored_elsewhere import Question, ques
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.pieces import Entries
 from tidemill.controller.topics.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.transactions import (
@@ -34,7 +35,7 @@ async def write_txn_markers(
     return await broker.marker_writer.write(request)
 
 
-@serves(DescribeProducersRequest)
+@serves(DescribeProducersRequest, entries=Entries("topics", "topics", key=lambda topic: topic.name))
 def describe_producers(
     broker: Broker, call: Call, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:

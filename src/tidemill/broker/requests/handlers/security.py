@@ -30,6 +30,7 @@ from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.controller import ask_controller
+from tidemill.broker.requests.pieces import Entries
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.api.admin import (
@@ -140,7 +141,16 @@ def _own_users(broker: Broker) -> set[str]:
     }
 
 
-@serves(AlterClientQuotasRequest, scope=Scope.BOTH)
+@serves(
+    AlterClientQuotasRequest,
+    scope=Scope.BOTH,
+    entries=Entries(
+        "entries",
+        "entries",
+        key=lambda each: tuple((part.entity_type, part.entity_name) for part in each.entity),
+        piece_size=128,
+    ),
+)
 async def alter(broker: Broker, call: Call, request: Request) -> Response:
     return await ask_controller(broker, call, request)
 
@@ -217,11 +227,17 @@ def describe_user_scram_credentials(
     for name, count in counts.items():
         result = DescribeUserScramCredentialsResult(user=name)
         if count > 1:
-            result.error_code = ErrorCode.DUPLICATE_RESOURCE
-            result.error_message = f"Cannot describe SCRAM credentials for the same user twice: {name}"
+            refused = ApiError(
+                ErrorCode.DUPLICATE_RESOURCE,
+                f"Cannot describe SCRAM credentials for the same user twice: {name}",
+            )
+            result.error_code, result.error_message = refused.code, refused.message
         elif name not in infos:
-            result.error_code = ErrorCode.RESOURCE_NOT_FOUND
-            result.error_message = f"Attempt to describe a user credential that does not exist: {name}"
+            refused = ApiError(
+                ErrorCode.RESOURCE_NOT_FOUND,
+                f"Attempt to describe a user credential that does not exist: {name}",
+            )
+            result.error_code, result.error_message = refused.code, refused.message
         else:
             result.credential_infos = infos[name]
         response.results.append(result)

@@ -282,7 +282,8 @@ async def _with_lag(
                     partition_index=partition, error_code=end, error_message=end.message
                 )
             else:
-                shown.lag = end - state.start_offset - state.delivery_complete_count
+                # AlterShareGroupOffsets takes any start offset; no record lies before 0.
+                shown.lag = end - max(0, state.start_offset) - state.delivery_complete_count
         topics[topic_id].partitions.append(shown)
     return list(topics.values())
 
