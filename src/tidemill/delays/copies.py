@@ -94,9 +94,13 @@ class CopyBatch:
         added_count = 1 if next_due_ms is None else 2
         self._add(original, max(due_ms, original.timestamp), _HIDING, added, added_count)
 
-    def add_carried(self, original: Original, due_ms: int) -> None:
-        """Add the hidden record to append before retention removes a pending one."""
-        self._add(original, original.timestamp, _RESTATED, _DUE_NAME + _value(due_ms) + _CARRIED_HEADER, 2)
+    def add_carried(self, original: Original, due_ms: int, wall_ms: int) -> None:
+        """Add the hidden record to append before retention removes a pending one.
+
+        Its timestamp is the time of that, because it lasts as long as any new record until it is carried again.
+        """
+        timestamp = max(wall_ms, original.timestamp)
+        self._add(original, timestamp, _RESTATED, _DUE_NAME + _value(due_ms) + _CARRIED_HEADER, 2)
 
     def _add(
         self, original: Original, timestamp: int, dropped: frozenset[bytes], added: bytes, added_count: int
@@ -214,18 +218,18 @@ def visible_copies(
 
 
 def carried_copies(
-    carries: Sequence[Carry], originals: Mapping[int, Original]
+    carries: Sequence[Carry], originals: Mapping[int, Original], wall_ms: int
 ) -> Steps[list[tuple[bytearray, list[Carry]]]]:
     """Batches of carried records, each with what it carries."""
-    return _copies_of(carries, originals, _add_carried)
+
+    def add(batch: CopyBatch, original: Original, carry: Carry) -> None:
+        batch.add_carried(original, carry.due_ms, wall_ms)
+
+    return _copies_of(carries, originals, add)
 
 
 def _add_visible(batch: CopyBatch, original: Original, delivery: Delivery) -> None:
     batch.add_visible(original, delivery.due_ms, delivery.next_due_ms)
-
-
-def _add_carried(batch: CopyBatch, original: Original, carry: Carry) -> None:
-    batch.add_carried(original, carry.due_ms)
 
 
 def _copies_of(

@@ -352,3 +352,25 @@ def test_large_records_are_carried_some_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert state is not None
     assert state.pending.offsets.first == 12
     led.delivery.stop()
+
+
+def test_failure_23_carried_record_lasts_as_long_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    retention_ms = 1000
+    led = Led(monkeypatch, 0)
+    led.log.config = TopicConfig(retention_ms=retention_ms)
+    led.produce([T0 + 10 * retention_ms] * 3)
+    led.wall_ms += retention_ms + 1
+    carried_at_ms = []
+    for _ in range(2 * retention_ms // 100):
+        end_offset = led.log.log_end_offset
+        led.delivery.carry(led.log.expired_end(led.wall_ms, led.reader.high_watermark))
+        while led.rounds:
+            led.run_round()
+        if led.log.log_end_offset > end_offset:
+            carried_at_ms.append(led.wall_ms)
+        led.wall_ms += 100
+    first_ms, *later_ms = carried_at_ms
+    assert (first_ms, len(later_ms)) == (T0 + retention_ms + 1, 1), "not in every round of retention"
+    assert later_ms[0] > first_ms + retention_ms
+    assert led.delivery.pending_count == 3
+    led.delivery.stop()

@@ -13,9 +13,9 @@ def visible_copy(record: Record, due_ms: int, next_due_ms: int | None) -> Record
     return _only_record(batch)
 
 
-def carried_copy(record: Record, due_ms: int) -> Record:
+def carried_copy(record: Record, due_ms: int, wall_ms: int = 0) -> Record:
     batch = CopyBatch()
-    batch.add_carried(original_of(record), due_ms)
+    batch.add_carried(original_of(record), due_ms, wall_ms)
     return _only_record(batch)
 
 

@@ -45,11 +45,12 @@ def dumb_visible(record: Record, due_ms: int, next_due_ms: int | None) -> Record
     return record._replace(timestamp=max(due_ms, record.timestamp), headers=headers)
 
 
-def dumb_carried(record: Record, due_ms: int) -> Record:
+def dumb_carried(record: Record, due_ms: int, wall_ms: int) -> Record:
     dropped = BROKER_HEADERS | {DELIVER_AT, DELAY}
     headers = [each for each in record.headers if each.key not in dropped]
     return record._replace(
-        headers=[*headers, *_origin(record), Header(DUE, b"%d" % due_ms), Header(CARRIED, b"")]
+        timestamp=max(wall_ms, record.timestamp),
+        headers=[*headers, *_origin(record), Header(DUE, b"%d" % due_ms), Header(CARRIED, b"")],
     )
 
 
@@ -114,8 +115,8 @@ def test_copies_are_those_of_the_dumb_twin(seed: int) -> None:
     for record, original in zip(records, originals, strict=True):
         due_ms = NOW_MS + random.choice((-(10**9), 0, 10**9))
         if random.random() < 0.3:
-            batch.add_carried(original, due_ms)
-            copy = dumb_carried(record, due_ms)
+            batch.add_carried(original, due_ms, NOW_MS)
+            copy = dumb_carried(record, due_ms, NOW_MS)
         else:
             next_due_ms = random.choice((None, due_ms + 1))
             batch.add_visible(original, due_ms, next_due_ms)

@@ -519,7 +519,7 @@ class DelayedDelivery:
         if self._state is not state:
             return False
         live = [each for each in state.confirm_carries(wanted) if each.offset in originals]
-        for batch, _ in run_steps(carried_copies(live, originals)):
+        for batch, _ in run_steps(carried_copies(live, originals, self._host.wall_ms())):
             self._append(batch)
         return bool(live)
 
