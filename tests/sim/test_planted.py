@@ -62,6 +62,10 @@ _LONG = {
     "delivered before their time",
     "the start offset passes locked records",
     "nothing is delivered after an election",
+    "open transactions deliver",
+    "aborted transactions deliver",
+    "committed transactions deliver nothing",
+    "a new leader does not know what was carried",
     "answered before it is durable",
     "records are given up one delivery early",
     "joins the ISR when it is behind",
@@ -83,7 +87,7 @@ def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in TRANSACTION_BUGS}) == len(TRANSACTION_BUGS) >= 6
     assert len({bug.name for bug in TWO_PHASE_BUGS}) == len(TWO_PHASE_BUGS) >= 4
     assert len({bug.name for bug in VIEW_BUGS}) == len(VIEW_BUGS) >= 8
-    assert len({bug.name for bug in DELAY_BUGS}) == len(DELAY_BUGS) >= 5
+    assert len({bug.name for bug in DELAY_BUGS}) == len(DELAY_BUGS) >= 11
     assert len({bug.name for bug in GUARD_BUGS}) == len(GUARD_BUGS) >= 7
     assert len({bug.name for bug in SHARE_BUGS}) == len(SHARE_BUGS) >= 9
     assert len({bug.name for bug, _ in SHRINKING_COURSES}) == len(SHRINKING_COURSES) >= 12

@@ -33,6 +33,8 @@ _FIRST_SHARED = 60_000
 _FIRST_SHRINKING = 80_000
 # From this seed on every world has delayed records with schedules.
 _FIRST_SCHEDULED = 90_000
+# From this seed on some of them are written in transactions, and retention carries what waits.
+_FIRST_CARRIED = 95_000
 
 
 def plan_of(seed: int, duration_s: float) -> Plan:
@@ -46,6 +48,8 @@ def plan_of(seed: int, duration_s: float) -> Plan:
             has_transactions=round_ % 4 == 0,
             has_delays=True,
             has_schedules=True,
+            has_transactional_delays=seed >= _FIRST_CARRIED,
+            has_expiring_delays=seed >= _FIRST_CARRIED,
         )
     if seed >= _FIRST_SHRINKING:
         return Plan(

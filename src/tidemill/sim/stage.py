@@ -44,6 +44,9 @@ class Plan:
     has_delays: bool = False
     # Whether delayed records recur, replace each other, and count from their append.
     has_schedules: bool = False
+    # Whether some of them are written in transactions, and whether retention removes segments before they are due.
+    has_transactional_delays: bool = False
+    has_expiring_delays: bool = False
     has_shares: bool = False
     # Whether a topic gets fewer partitions, and more again.
     has_shrinking: bool = False

@@ -27,6 +27,7 @@ from tidemill.broker.requests.security import sasl as gate
 from tidemill.security import scram
 from tidemill.sim.checks.checker import Died, Drained, MemberName, check
 from tidemill.sim.checks.decisions import check_decisions
+from tidemill.sim.checks.delays import check_delays
 from tidemill.sim.checks.keyed import check_keyed
 from tidemill.sim.checks.shares import check_shares
 from tidemill.sim.checks.transactions import Ended, check_transactions
@@ -36,7 +37,7 @@ from tidemill.sim.clients.consumer import Auditor, Reader, ViewReader
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
 from tidemill.sim.cluster import Shape
-from tidemill.sim.crowds.delays import DELAY_CONFIGS, DELAY_TOPICS, DelayedCrowd, check_delays
+from tidemill.sim.crowds.delays import DELAY_TOPICS, DelayedCrowd, delay_configs, delay_settings
 from tidemill.sim.crowds.guarded import GUARDED_TOPICS, GuardedCrowd
 from tidemill.sim.crowds.shares import (
     SHARE_CONFIGS,
@@ -164,7 +165,7 @@ class World(Stage):
                     *check(self.record.history),
                     *check_transactions(transactions),
                     *check_decisions(transactions),
-                    *check_delays(self._delays.events, self._ahead_ms_max),
+                    *check_delays(self._delays.events, self._ahead_ms_max, transactions),
                     *check_shares(self._shares.events),
                     *check_keyed(self._shrinking.history),
                 ):
@@ -187,7 +188,7 @@ class World(Stage):
         plan, scheduler = self.plan, self.scheduler
         self._producers: list[IdempotentProducer] = []
         shared = SHARE_SETTINGS if plan.has_shares else {}
-        self.build({**SETTINGS, **shared, **_safety(plan.shape), **plan.settings})
+        self.build({**SETTINGS, **shared, **delay_settings(plan), **_safety(plan.shape), **plan.settings})
         for machine in self.cluster.machines.values():
             scheduler.after(self._rng.random(), lambda machine=machine: self.cluster.start_if_down(machine))  # type: ignore[misc]
         admin_client = self.client("admin")
@@ -233,7 +234,13 @@ class World(Stage):
         await admin.create(
             topics,
             self.plan.shape.replicas,
-            {**_CONFIGS, **TWO_PHASE_CONFIGS, **SHARE_CONFIGS, **DELAY_CONFIGS, **SHRINKING_CONFIGS},
+            {
+                **_CONFIGS,
+                **TWO_PHASE_CONFIGS,
+                **SHARE_CONFIGS,
+                **delay_configs(self.plan),
+                **SHRINKING_CONFIGS,
+            },
         )
         await admin.create_view(_VIEW, _TOPIC, _VIEW_FILTER)
         if self.plan.has_shares:

@@ -58,6 +58,20 @@ def test_the_oldest_open_transaction_bounds_what_is_stable() -> None:
     assert not log.wrong
 
 
+def test_transaction_whose_first_batches_are_deleted_goes_on_until_its_marker() -> None:
+    log = Log().write(1).write(2).write(1)
+    log.seen.start_at(2, has_read_all_before=True)
+    assert (log.seen.cut, log.seen.stable_offset(log.end)) == ({1: 0, 2: 1}, 3)
+    log.write(1).end_of(1, is_commit=False)
+    assert (log.seen.cut, log.seen.aborted, log.seen.open) == ({2: 1}, [(1, 0, 4)], {})
+
+
+def test_transactions_before_a_gap_in_the_reading_are_forgotten() -> None:
+    log = Log().write(1)
+    log.seen.start_at(9, has_read_all_before=False)
+    assert (log.seen.cut, log.seen.open, log.seen.start_offset) == ({}, {}, 9)
+
+
 def test_a_marker_without_a_transaction_ends_nothing() -> None:
     assert Log().end_of(1, is_commit=False).seen.aborted == []
 

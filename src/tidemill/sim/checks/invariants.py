@@ -287,8 +287,10 @@ class Invariants:
             return
         expected = seen.transactions.stable_offset(seen.high_watermark)
         undecided = log.producers.first_unstable_offset
-        if undecided is not None and undecided < seen.transactions.start_offset:
-            # Its batches are deleted, and this replica has lost its marker in a power failure.
+        if undecided is not None and (
+            undecided < seen.transactions.start_offset or undecided in seen.transactions.cut.values()
+        ):
+            # Its first batches are deleted, and this replica has no marker of it: it lags, or power has failed.
             expected = log.log_start_offset
         if stable != expected and not expected < stable <= self._stable_with_hindsight(partition, seen, log):
             self._accuse(
@@ -447,8 +449,9 @@ class Invariants:
         offset = max(seen.committed_end, log.log_start_offset)
         if seen.transactions.end_offset == 0:
             seen.transactions.start_offset = offset
-        # What is deleted is stable: its transactions have ended, although their markers may not have been read.
-        seen.transactions.forget_before(log.log_start_offset)
+        seen.transactions.start_at(
+            log.log_start_offset, has_read_all_before=seen.committed_end >= log.log_start_offset
+        )
         # Records may be committed and deleted between two readings; a replica that restarts may still have them.
         if ledger.committed_end < log.log_start_offset <= committed_end:
             ledger.unseen.append(range(ledger.committed_end, log.log_start_offset))

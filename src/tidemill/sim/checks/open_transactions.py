@@ -22,6 +22,8 @@ class OpenTransactions:
     start_offset: int = 0
     # The first offset of each producer's open transaction.
     open: dict[int, int] = field(default_factory=dict)
+    # The same of transactions whose first batches were deleted, and whose markers were not read yet.
+    cut: dict[int, int] = field(default_factory=dict)
     # (producer, first offset, marker offset), in the order of the markers.
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
     _epochs: dict[int, int] = field(default_factory=dict)
@@ -33,10 +35,19 @@ class OpenTransactions:
     def described(self) -> str:
         return ", ".join(f"{producer} since {offset}" for producer, offset in self.open.items()) or "none"
 
-    def forget_before(self, offset: int) -> None:
-        """Forget transactions that began before an offset: everything before it is stable, and deleted."""
-        if any(first_offset < offset for first_offset in self.open.values()):
+    def start_at(self, offset: int, *, has_read_all_before: bool) -> None:
+        """Everything before an offset is deleted. Transactions that began there may go on.
+
+        Without `has_read_all_before` their markers may be deleted, too: the reading begins anew.
+        """
+        before = {producer: first for producer, first in self.open.items() if first < offset}
+        if before:
             self.open = {producer: first for producer, first in self.open.items() if first >= offset}
+        if has_read_all_before:
+            self.cut = {**before, **self.cut}
+        else:
+            self.cut.clear()
+            self.start_offset = offset
 
     def take(self, batch: memoryview, header: BatchHeader) -> Iterator[str]:
         """Add the next transactional batch. Returns its violation, if any."""
@@ -58,7 +69,7 @@ class OpenTransactions:
                 f"after one of epoch {known}"
             )
         self._coordinator_epochs[producer_id] = max(known, coordinator_epoch)
-        first_offset = self.open.pop(producer_id, None)
+        first_offset = self.cut.pop(producer_id, self.open.pop(producer_id, None))
         if first_offset is not None and not is_commit_marker(batch, header):
             self.aborted.append((producer_id, first_offset, header.last_offset))
 

@@ -144,7 +144,7 @@ TransactionHistory = Sequence[TransactionEvent]
 
 
 @dataclass(slots=True)
-class _Transaction:
+class Transaction:
     """The facts about one transaction."""
 
     name: TransactionName
@@ -164,13 +164,11 @@ class _Transaction:
         return self.is_committed if self.is_committed is not None else self.commit_asked_s is not None
 
 
-def _transactions(history: TransactionHistory) -> dict[TransactionName, _Transaction]:
-    found: dict[TransactionName, _Transaction] = {}
+def _transactions(history: TransactionHistory) -> dict[TransactionName, Transaction]:
+    found: dict[TransactionName, Transaction] = {}
     for event in history:
         if isinstance(event, Began):
-            found[event.transaction] = _Transaction(
-                event.transaction, event.producer_id, event.producer_epoch
-            )
+            found[event.transaction] = Transaction(event.transaction, event.producer_id, event.producer_epoch)
         elif isinstance(event, Wrote):
             found[event.transaction].writes.append(event)
         elif isinstance(event, EndAsked) and event.is_commit:
@@ -180,7 +178,7 @@ def _transactions(history: TransactionHistory) -> dict[TransactionName, _Transac
     return found
 
 
-def _by_message(history: TransactionHistory) -> dict[MessageId, _Transaction]:
+def transactions_by_message(history: TransactionHistory) -> dict[MessageId, Transaction]:
     return {
         write.message: transaction
         for transaction in _transactions(history).values()
@@ -223,7 +221,7 @@ def committed_transactions_are_read(history: TransactionHistory) -> Iterator[str
 
 def only_committed_transactions_are_read(history: TransactionHistory) -> Iterator[str]:
     """No reader sees a message of a transaction that was aborted, or whose commit was never requested."""
-    transactions = _by_message(history)
+    transactions = transactions_by_message(history)
     for read in _committed_reads(history):
         transaction = transactions.get(read.message)
         if transaction is not None and not transaction.may_be_committed:
@@ -234,7 +232,7 @@ def only_committed_transactions_are_read(history: TransactionHistory) -> Iterato
 
 
 def a_commit_is_asked_for_before_it_is_read(history: TransactionHistory) -> Iterator[str]:
-    transactions = _by_message(history)
+    transactions = transactions_by_message(history)
     for read in _committed_reads(history):
         transaction = transactions.get(read.message)
         asked_s = transaction.commit_asked_s if transaction is not None else None
@@ -299,7 +297,7 @@ def reads_go_forward(history: TransactionHistory) -> Iterator[str]:
 
 def order_is_kept_across_transactions(history: TransactionHistory) -> Iterator[str]:
     """Within a partition the messages of one process are in the order in which they were written."""
-    transactions = _by_message(history)
+    transactions = transactions_by_message(history)
     placed: defaultdict[tuple[TopicPartition, str, int], dict[int, tuple[int, int]]] = defaultdict(dict)
     for event in history:
         if isinstance(event, Read):

@@ -49,7 +49,7 @@ class TransactionalProducer:
         await transactor.begin(patience_s=rng.uniform(1, 12))
         try:
             for _ in range(rng.randint(1, 4)):
-                await transactor.write(rng.choice(self._partitions), rng.randint(1, 3))
+                await self._write()
                 await asyncio.sleep(self._thinking_time_s())
             chance = rng.random()
             if chance < 0.04:
@@ -58,6 +58,10 @@ class TransactionalProducer:
         except Abortable:
             await self._abort()
         return True
+
+    async def _write(self) -> None:
+        rng = self._client.rng
+        await self._transactor.write(rng.choice(self._partitions), rng.randint(1, 3))
 
     def _thinking_time_s(self) -> float:
         rng = self._client.rng

@@ -14,7 +14,7 @@ error) is not recorded as known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tidemill.errors import ErrorCode
@@ -222,17 +222,33 @@ class Transactor:
 
     async def write(self, tp: TopicPartition, count: int, sources: Sequence[Place] = ()) -> None:
         """Write messages. Returns when all are acknowledged."""
-        messages = [MessageId(f"{self.transaction}@{tp}", self._messages + i) for i in range(count)]
-        await self._send(tp, None, messages, sources)
+        await self._send(tp, self._next_messages(tp, count), self._record_under(None), sources)
+
+    async def write_records(
+        self, tp: TopicPartition, count: int, record_of: Callable[[int, MessageId], Record]
+    ) -> tuple[list[MessageId], int]:
+        """Write messages as the records that `record_of` makes. Returns them with the offset of the first."""
+        messages = self._next_messages(tp, count)
+        return messages, await self._send(tp, messages, record_of, ())
 
     async def write_under(self, tp: TopicPartition, key: str, text: str) -> int:
         """Write one keyed message to a compacted topic. Returns its offset."""
-        return await self._send(
-            tp, key.encode(), [MessageId(f"{self.transaction}@{tp} {text}", self._messages)], ()
-        )
+        message = MessageId(f"{self.transaction}@{tp} {text}", self._messages)
+        return await self._send(tp, [message], self._record_under(key.encode()), ())
+
+    def _next_messages(self, tp: TopicPartition, count: int) -> list[MessageId]:
+        return [MessageId(f"{self.transaction}@{tp}", self._messages + i) for i in range(count)]
+
+    def _record_under(self, key: bytes | None) -> Callable[[int, MessageId], Record]:
+        wall_ms = self._client.record.wall_ms
+        return lambda index, message: Record(index, wall_ms(), key, str(message).encode())
 
     async def _send(
-        self, tp: TopicPartition, key: bytes | None, messages: Sequence[MessageId], sources: Sequence[Place]
+        self,
+        tp: TopicPartition,
+        messages: Sequence[MessageId],
+        record_of: Callable[[int, MessageId], Record],
+        sources: Sequence[Place],
     ) -> int:
         client, record = self._client, self._client.record
         assert self.transaction is not None
@@ -241,7 +257,7 @@ class Transactor:
         sequence = self._sequences.get(tp, 0)
         self._messages += len(messages)
         data = build_batch(
-            (Record(i, record.wall_ms(), key, str(message).encode()) for i, message in enumerate(messages)),
+            (record_of(i, message) for i, message in enumerate(messages)),
             attributes=TRANSACTIONAL,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,

@@ -1,208 +1,96 @@
-"""The workload of delayed records: its producer, its readers, and the rules that hold for what they saw.
+"""The workload of delayed records: its producers, its readers, and its end.
 
-Some records are ordinary, most wait for a time, some have a schedule id, and some of those are cancelled. In worlds with
-schedules some recur, some wait for a time after their append, and some take the place of others. The log decides: a copy
-behind a cancel is a violation, one before it is not. Clocks of brokers may be wrong, so a record may be delivered
-early by as much as the fastest clock was ever ahead.
+In some worlds the producers write in transactions, too, and retention removes segments long before their delayed records
+are due. `checks/delays.py` has the rules for what the readers saw.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from random import Random
 
-from tidemill.protocol.records import Header, Record, build_batch
-from tidemill.sim.checks.checker import MessageId, Violation
-from tidemill.sim.clients.base import Client
-from tidemill.sim.clients.fetching import Position, message_of
-from tidemill.sim.clients.producer import Batch, IdempotentProducer
-from tidemill.sim.stage import Stage
+from tidemill.sim.checks.delays import Event, Taken, required
+from tidemill.sim.clients.delayed import (
+    DELAY_S_MAX,
+    DelayedProducer,
+    DelayedReader,
+    DelayedTransactions,
+    SchedulingProducer,
+)
+from tidemill.sim.crowds.crowd import Crowd, partitions_of
+from tidemill.sim.stage import Plan, Stage
 from tidemill.types import TopicPartition
 
-if TYPE_CHECKING:
-    from tidemill.protocol.api.data import PartitionProduceResponse
-
 DELAY_TOPIC = "later"
-DELAY_CONFIGS = {DELAY_TOPIC: {"tidemill.delays.enable": "true"}}
-_PARTITIONS = 2
-DELAY_TOPICS = {DELAY_TOPIC: _PARTITIONS}
-_DELAY_S_MAX = 40.0
-_WAIT_MS = 5_000
+DELAY_TOPICS = {DELAY_TOPIC: 2}
+# What is delayed by more than that outlives its segment.
+_EXPIRING_CONFIGS = {"segment.ms": "4000", "retention.ms": "15000"}
+_EXPIRING_SETTINGS = {"log.retention.check.interval.ms": "3000"}
+_EXPIRING_DELAY_S_MAX = 90.0
 _END_LIMIT_S = 300.0
 # A copy that comes twice would come soon after the first.
 _QUIET_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """The request in a record. `ends` are the numbers of the messages that it cancels or replaces."""
-
-    # The time that it names.
-    due_ms: int | None = None
-    ends: tuple[int, ...] = ()
-    # Whether it waits for a time that counts from the append, and whether it comes again and again.
-    counts_from_append: bool = False
-    recurs: bool = False
-
-    @property
-    def waits(self) -> bool:
-        return self.due_ms is not None or self.counts_from_append
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether readers get it some time, unless it is ended."""
-        return self.waits or not self.ends
+def delay_configs(plan: Plan) -> dict[str, dict[str, str]]:
+    expiring = _EXPIRING_CONFIGS if plan.has_expiring_delays else {}
+    return {DELAY_TOPIC: {"tidemill.delays.enable": "true", **expiring}}
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The broker acknowledged a message."""
-
-    at_s: float
-    partition: TopicPartition
-    offset: int
-    message: MessageId
-    wish: Wish
+def delay_settings(plan: Plan) -> dict[str, str]:
+    return _EXPIRING_SETTINGS if plan.has_expiring_delays else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A reader was shown a message. The headers of a copy are None unless it is the copy of a delayed record."""
+class _TransactionalDelays(Crowd):
+    """Producers that write delayed records in transactions. They are killed, paused and cut off, and have successors."""
 
-    at_s: float
-    reader: str
-    partition: TopicPartition
-    offset: int
-    message: MessageId
-    original_offset: int | None
-    due_ms: int | None
-    next_due_ms: int | None
-    wall_ms: int
-
-
-Event = Taken | Seen
-
-
-class DelayedProducer(IdempotentProducer):
-    """Writes ordinary, delayed and cancelling records to one partition."""
-
-    def __init__(self, client: Client, tp: TopicPartition, pause_s_max: float, events: list[Event]) -> None:
-        super().__init__(client, tp, pause_s_max)
+    def __init__(self, stage: Stage, rng: Random, events: list[Event], delay_s_max: float) -> None:
+        super().__init__(stage, rng, partitions_of(DELAY_TOPICS, DELAY_TOPIC))
         self._events = events
-        self._wishes: dict[int, Wish] = {}
+        self._delay_s_max = delay_s_max
+        # By client process: those that were not killed, including paused ones and zombies.
+        self._producers: dict[str, tuple[str, DelayedTransactions]] = {}
 
-    def _encode(self, numbers: range, sequence: int) -> bytes:
-        return bytes(
-            build_batch(
-                (self._record(index, number) for index, number in enumerate(numbers)),
-                producer_id=self._producer_id,
-                producer_epoch=self._epoch,
-                base_sequence=sequence,
-            )
+    def start(self, *, has_upsets: bool) -> None:
+        for number in range(2):
+            self._add(f"delay-{number}")
+        if has_upsets:
+            self._upset_later(self._upset)
+
+    def _add(self, transactional_id: str) -> None:
+        client = self._client("delayer")
+        pause_s_max = self._stage.plan.transaction_pause_s_max
+        producer = DelayedTransactions(
+            client, transactional_id, self._read, pause_s_max, self._events, self._delay_s_max
         )
+        self._producers[client.name] = (transactional_id, producer)
+        self._stage.spawn(client, producer.run())
 
-    def _record(self, index: int, number: int) -> Record:
-        rng, wall_ms = self._client.rng, self._client.record.wall_ms()
-        key, headers = b"%d" % number, []
-        kind = rng.random()
-        earlier = number - rng.randint(1, 10)
-        wish = Wish()
-        if kind < 0.1 and self._wishes.get(earlier, wish).due_ms is not None:
-            wish = Wish(ends=(earlier,))
-            key = b"%d" % earlier
-            headers = [Header("tidemill-schedule-id", b"s"), Header("tidemill-cancel", b"")]
-        elif kind < 0.85:
-            wish = Wish(due_ms=wall_ms + int(rng.uniform(-1, _DELAY_S_MAX) * 1000))
-            headers = [Header("tidemill-deliver-at", b"%d" % (wish.due_ms or 0))]
-            headers.append(Header("tidemill-schedule-id", b"s"))
-        self._wishes[number] = wish
-        return Record(index, wall_ms, key, f"{self._name}/{number}".encode(), headers)
+    def _upset(self) -> None:
+        if self._stage.record.is_ending:
+            return
+        rng = self._rng
+        self._upset_later(self._upset)
+        name = rng.choice(list(self._producers))
+        transactional_id, _ = self._producers[name]
+        chance = rng.random()
+        if chance < 0.4:
+            self._lose_touch(name)
+            return
+        if chance < 0.7:
+            del self._producers[name]
+            self._kill(name)
+        else:
+            self._fall_asleep(name)
+        self._add(transactional_id)
 
-    def _acknowledged(self, batch: Batch, result: PartitionProduceResponse) -> None:
-        self.acked += len(batch.numbers)
-        for index, number in enumerate(batch.numbers):
-            message = MessageId(self._name, number)
-            at_s, offset = self._client.record.now_s(), result.base_offset + index
-            self._events.append(Taken(at_s, self._tp, offset, message, self._wishes[number]))
-
-
-class SchedulingProducer(DelayedProducer):
-    """Writes delays that count from the append, schedules, and records that replace or cancel others of their name."""
-
-    def __init__(self, client: Client, tp: TopicPartition, pause_s_max: float, events: list[Event]) -> None:
-        super().__init__(client, tp, pause_s_max, events)
-        # By key: the numbers of the messages that have it.
-        self._named: dict[bytes, tuple[int, ...]] = {}
-
-    def _record(self, index: int, number: int) -> Record:
-        rng, wall_ms = self._client.rng, self._client.record.wall_ms()
-        key, kind = b"%d" % number, rng.random()
-        recent = list(self._named)[-10:]
-        if recent and kind < 0.25:
-            key = rng.choice(recent)
-        ends = self._named.get(key, ())
-        wish, headers = Wish(), []
-        if ends and kind < 0.12:
-            wish, headers = Wish(ends=ends), [Header("tidemill-cancel", b"")]
-        elif kind < 0.9:
-            wish, header = self._time(wall_ms, ends)
-            headers = [header]
-            self._named[key] = (*ends, number)
-        if headers:
-            headers.append(Header("tidemill-schedule-id", b"s"))
-        self._wishes[number] = wish
-        return Record(index, wall_ms, key, f"{self._name}/{number}".encode(), headers)
-
-    def _time(self, wall_ms: int, ends: tuple[int, ...]) -> tuple[Wish, Header]:
-        rng = self._client.rng
-        kind, delay_ms = rng.random(), int(rng.uniform(0, _DELAY_S_MAX) * 1000)
-        if kind < 0.4:
-            return Wish(wall_ms + delay_ms, ends), Header("tidemill-deliver-at", b"%d" % (wall_ms + delay_ms))
-        if kind < 0.8:
-            return Wish(None, ends, counts_from_append=True), Header("tidemill-delay", b"%dms" % delay_ms)
-        seconds = rng.choice((5, 10, 15, 20))
-        text = b"@every %ds" % seconds if kind < 0.9 else b"*/%d * * * * *" % seconds
-        return Wish(None, ends, counts_from_append=True, recurs=True), Header("tidemill-schedule", text)
-
-
-class DelayedReader:
-    """Reads a partition from its start, and notes what it is shown."""
-
-    def __init__(self, client: Client, tp: TopicPartition, events: list[Event], rack: str) -> None:
-        self._client = client
-        self._tp = tp
-        self._events = events
-        self._position = Position(client, tp, rack=rack)
-        self.seen: set[MessageId] = set()
-
-    async def run(self) -> None:
-        record = self._client.record
-        while True:
-            for each in await self._position.fetch_records(_WAIT_MS):
-                message = message_of(each.value or b"")
-                self.seen.add(message)
-                self._events.append(
-                    Seen(
-                        record.now_s(),
-                        self._client.name,
-                        self._tp,
-                        each.offset,
-                        message,
-                        _number(each, "tidemill-original-offset"),
-                        _number(each, "tidemill-due"),
-                        _number(each, "tidemill-next-due"),
-                        record.wall_ms(),
-                    )
-                )
-            await asyncio.sleep(0)
-
-
-def _number(record: Record, name: str) -> int | None:
-    """A header of the broker."""
-    value = next((header.value for header in record.headers if header.key == name), None)
-    return None if value is None else int(value)
+    def finish(self) -> bool:
+        producers = [producer for _, producer in self._producers.values()]
+        return (
+            self._stage.wait_for(
+                lambda: all(each.is_done for each in producers), _END_LIMIT_S, "delayed transactions end"
+            )
+            and self._wait_stable()
+        )
 
 
 class DelayedCrowd:
@@ -213,21 +101,37 @@ class DelayedCrowd:
         self.events: list[Event] = []
         self._producers: list[DelayedProducer] = []
         self._readers: list[tuple[TopicPartition, DelayedReader]] = []
+        self._transactions: _TransactionalDelays | None = None
 
     def start(self) -> None:
-        stage = self._stage
-        for index in range(_PARTITIONS):
-            tp = TopicPartition(DELAY_TOPIC, index)
-            client = stage.client(f"delaying-{index}")
-            kind = SchedulingProducer if stage.plan.has_schedules else DelayedProducer
-            producer = kind(client, tp, 2 * stage.plan.pause_s_max, self.events)
+        stage, plan = self._stage, self._stage.plan
+        delay_s_max = _EXPIRING_DELAY_S_MAX if plan.has_expiring_delays else DELAY_S_MAX
+        for index, tp in enumerate(partitions_of(DELAY_TOPICS, DELAY_TOPIC)):
+            client, pause_s_max = stage.client(f"delaying-{index}"), 2 * plan.pause_s_max
+            producer = (
+                SchedulingProducer(client, tp, pause_s_max, self.events, delay_s_max)
+                if plan.has_schedules
+                else DelayedProducer(client, tp, pause_s_max, self.events)
+            )
             self._producers.append(producer)
             stage.spawn(client, producer.run())
             for rack in ("", "rack-1"):
                 client = stage.client(f"delayed-reader-{index}{rack and '-near'}")
-                reader = DelayedReader(client, tp, self.events, rack)
+                reader = DelayedReader(
+                    client,
+                    tp,
+                    self.events,
+                    rack,
+                    # One of the two reads committed records: at the leader of one partition, near it in the other.
+                    is_read_committed=plan.has_transactional_delays and bool(rack) == bool(index),
+                    is_expiring=plan.has_expiring_delays,
+                )
                 self._readers.append((tp, reader))
                 stage.spawn(client, reader.run())
+        if plan.has_transactional_delays:
+            rng = Random(f"{stage.seed}/delayed-transactions")
+            self._transactions = _TransactionalDelays(stage, rng, self.events, delay_s_max)
+            self._transactions.start(has_upsets=plan.has_faults)
 
     def finish(self, ahead_ms_max: int) -> bool:
         """Wait until everything that is to be delivered was seen, and a little longer.
@@ -239,94 +143,37 @@ class DelayedCrowd:
             lambda: all(each.is_done for each in self._producers), _END_LIMIT_S, "writers end"
         ):
             return False
+        if self._transactions is not None and not self._transactions.finish():
+            return False
+        ahead_ms_max = max(0, ahead_ms_max)
         for machine in stage.cluster.machines.values():
-            machine.clock.skew_ms = max(0, ahead_ms_max) if stage.plan.has_schedules else 0
+            machine.clock.skew_ms = ahead_ms_max if stage.plan.has_schedules else 0
         missing = self._missing()
+
+        def is_there(taken: Taken, reader: DelayedReader) -> bool:
+            return taken.message in reader.seen or reader.may_have_missed(taken, ahead_ms_max)
 
         def is_delivered() -> bool:
             # Asked after every step of the world, so the work of one answer is kept for the next.
-            while missing and missing[-1][0] in missing[-1][1].seen:
+            while missing and is_there(*missing[-1]):
                 missing.pop()
             return not missing
 
         if not stage.wait_for(is_delivered, _END_LIMIT_S, "delayed records are delivered"):
-            never = [message for message, reader in missing if message not in reader.seen]
+            never = [taken.message for taken, reader in missing if not is_there(taken, reader)]
             stage.accuse(f"never delivered: {never[:3]}")
             return False
         stage.scheduler.run_until(stage.scheduler.now_s + _QUIET_S, lambda: bool(stage.violations))
         return not stage.violations
 
-    def _missing(self) -> list[tuple[MessageId, DelayedReader]]:
+    def _missing(self) -> list[tuple[Taken, DelayedReader]]:
         """Returns taken messages with the readers that have not seen them. Complete when the producers are done."""
-        taken = [event for event in self.events if isinstance(event, Taken)]
-        cancelled = _cancelled(taken)
+        taken = required(
+            [event for event in self.events if isinstance(event, Taken)], self._stage.record.transactions
+        )
         return [
-            (event.message, reader)
+            (event, reader)
             for tp, reader in self._readers
             for event in taken
-            if event.partition == tp
-            and event.wish.is_shown
-            and event.message not in cancelled
-            and event.message not in reader.seen
+            if event.partition == tp and event.message not in reader.seen
         ]
-
-
-def _cancelled(taken: Sequence[Taken]) -> dict[MessageId, int]:
-    """By message: the offset of the first record that cancels or replaces it."""
-    cancelled: dict[MessageId, int] = {}
-    for event in taken:
-        for number in event.wish.ends:
-            message = MessageId(event.message.producer, number)
-            cancelled[message] = min(event.offset, cancelled.get(message, event.offset))
-    return cancelled
-
-
-def check_delays(events: Sequence[Event], ahead_ms_max: int) -> list[Violation]:
-    # Clocks that were all behind are right at the end.
-    return [Violation("delays", text) for text in _violations(events, max(0, ahead_ms_max))]
-
-
-def _violations(events: Sequence[Event], ahead_ms_max: int) -> Iterator[str]:
-    taken = {event.message: event for event in events if isinstance(event, Taken)}
-    cancelled = _cancelled(list(taken.values()))
-    seen = [event for event in events if isinstance(event, Seen)]
-    yield from _repeated(seen, taken)
-    for each in seen:
-        known = taken.get(each.message)
-        if known is None:
-            continue  # its acknowledgement was lost
-        wish, place = known.wish, f"{each.message} at {each.partition} offset {each.offset}"
-        if not wish.waits:
-            if wish.ends:
-                yield f"{place} cancels another record and was shown"
-            elif each.offset != known.offset:
-                yield f"{place} was acked at {known.offset}"
-            continue
-        if each.original_offset != known.offset:
-            yield f"{place} is shown as a copy of {each.original_offset} and was acked at {known.offset}"
-        if wish.due_ms is not None and each.due_ms != wish.due_ms:
-            yield f"{place} says that it was due at {each.due_ms}, and asked for {wish.due_ms}"
-        if each.due_ms is None or each.wall_ms + ahead_ms_max < each.due_ms:
-            yield f"{place} was shown at {each.wall_ms} and was due at {each.due_ms}"
-        if (each.next_due_ms is not None) != wish.recurs:
-            yield f"{place} is due again at {each.next_due_ms}"
-        if cancelled.get(each.message, each.offset) < each.offset:
-            yield f"{place} was cancelled at offset {cancelled[each.message]}"
-
-
-def _repeated(seen: Sequence[Seen], taken: Mapping[MessageId, Taken]) -> Iterator[str]:
-    """A message is shown once, and one that recurs once for each of its times, in their order."""
-    last: dict[tuple[str, MessageId], Seen] = {}
-    for each in seen:
-        before = last.get((each.reader, each.message))
-        last[each.reader, each.message] = each
-        if before is None:
-            continue
-        known = taken.get(each.message)
-        if known is not None and not known.wish.recurs:
-            yield f"{each.reader} was shown {each.message} at offsets {before.offset} and {each.offset}"
-        elif before.next_due_ms is None or each.due_ms is None or each.due_ms < before.next_due_ms:
-            yield (
-                f"{each.reader} was shown {each.message} for {each.due_ms} after the copy for {before.due_ms}, "
-                f"which said {before.next_due_ms}"
-            )
