@@ -89,7 +89,10 @@ class LargePayloads:
     # -- a producer ------------------------------------------------------------------------------------------
 
     def put(self, topic: str, payload: bytes | memoryview) -> Claim:
-        """Returns when the payload is durable in the store. `ClaimStoreDown` when it is not."""
+        """Returns when the payload is durable in the store.
+
+        `ClaimStoreDown` when it is not, `ClaimCorrupt` when another object has its place.
+        """
         sha256 = hashlib.sha256(payload).hexdigest()
         view = memoryview(payload)
         chunks = (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
@@ -113,12 +116,20 @@ class LargePayloads:
     def _put(self, topic: str, sha256: str, size: int, chunks: Iterator[bytes]) -> Claim:
         key = str(key_for(topic, self._wall_ms(), sha256))
         try:
-            self.store.put_if_absent(key, chunks)
+            is_new = self.store.put_if_absent(key, chunks)
+            found_size = size if is_new else self.store.size(key)
         except StoreError as error:
             self.counts.add(failed=1)
             raise ClaimStoreDown(
                 f"publish to {topic}: a payload of {size} bytes was not stored, and its record not sent: {error}"
             ) from error
+        if found_size != size:
+            # It was cut off, in the store or on its way to another one. A claim on it could never be read.
+            self.counts.add(failed=1)
+            raise ClaimCorrupt(
+                f"publish to {topic}: {self.store.uri}/{key} is in the store with {found_size} bytes instead of {size}, and "
+                "the record was not sent; remove the object, or restore it from a copy"
+            )
         self.counts.add(stored=1)
         return Claim(f"{self.store.uri}/{key}", size, sha256)
 

@@ -41,18 +41,21 @@ class FolderStore:
     def put_if_absent(self, key: str, chunks: Iterable[bytes]) -> bool:
         with self._failures(key), self._folder_of(key, create=True) as (folder, name):
             if _is_file(name, folder):
+                # Its writer may not have synced its name yet.
+                os.fsync(folder)
                 return False
             partial = partial_name(name, secrets.token_hex(8))
             try:
                 self._write(partial, folder, chunks)
                 try:
                     os.link(partial, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                    is_new = True
                 except FileExistsError:
-                    return False
+                    is_new = False
             finally:
                 _remove(partial, folder)
             os.fsync(folder)
-            return True
+            return is_new
 
     def _write(self, name: str, folder: int, chunks: Iterable[bytes]) -> None:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)

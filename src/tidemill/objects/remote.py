@@ -2,7 +2,7 @@
 
 A put is conditional on the absence of the key. A payload of more than one part cannot be: it is looked for first, and
 then written in parts, which become visible together. Two writers may both do that, with the same bytes, since keys name
-contents.
+contents. It is read in parts, too: the time limit of a request covers its whole body, whatever the size.
 
 Credentials and endpoints come from the options and from the environment, as each cloud's own tools have them.
 """
@@ -81,12 +81,20 @@ class RemoteStore:
     def open(self, key: str) -> Iterator[OpenObject]:
         with self._failures(key):
             found = self._obstore.get(self._bucket, key)
-        yield OpenObject(int(found.meta["size"]), self._chunks(key, found))
+        size = int(found.meta["size"])
+        yield OpenObject(size, self._parts(key, size) if size > _PART_BYTES else self._chunks(key, found))
 
     def _chunks(self, key: str, found: Any) -> Iterator[bytes]:
         with self._failures(key):
             for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                 yield bytes(chunk)
+
+    def _parts(self, key: str, size: int) -> Iterator[bytes]:
+        for start in range(0, size, _PART_BYTES):
+            with self._failures(key):
+                end = min(start + _PART_BYTES, size)
+                part = bytes(self._obstore.get_range(self._bucket, key, start=start, end=end))
+            yield part
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._failures(prefix):

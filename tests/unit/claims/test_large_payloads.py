@@ -61,6 +61,17 @@ def test_same_payload_of_the_same_day_is_stored_once(large: LargePayloads, root:
     assert len(list(large.store.list())) == 1
 
 
+def test_payload_whose_object_was_cut_off_is_not_claimed_again(large: LargePayloads, root: Path) -> None:
+    """A record that refers to such an object would lose its payload, which the producer still has."""
+    file_of(root, large.put("orders", b"x" * 20)).write_bytes(b"x" * 19)
+    for payload in (b"x" * 20, io.BytesIO(b"x" * 20)):
+        with pytest.raises(ClaimCorrupt, match="with 19 bytes instead of 20, and the record was not sent"):
+            large.put("orders", payload) if isinstance(payload, bytes) else large.put_stream(
+                "orders", payload
+            )
+    assert large.counts.failed == 2
+
+
 def test_values_above_the_threshold_are_large_and_others_are_not(large: LargePayloads) -> None:
     assert [large.is_large(value) for value in (None, b"", b"x" * 10, b"x" * 11)] == [
         False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tidemill.objects.store import (
 )
 
 KEY = "orders/2026-11-17/" + "ab" * 32
+OTHER_KEY = "orders/2026-11-17/" + "cd" * 32
 
 
 def content(store: FolderStore, key: str = KEY) -> bytes:
@@ -51,6 +53,27 @@ def test_second_put_leaves_the_first_object(store: FolderStore) -> None:
     assert store.put_if_absent(KEY, [b"first"])
     assert not store.put_if_absent(KEY, [b"second"])
     assert content(store) == b"first"
+
+
+def test_object_that_another_writer_has_put_is_durable_when_put_returns(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writer may not have synced the folder yet, and its machine may fail before that."""
+    store.put_if_absent(KEY, [b"one"])
+    synced: list[bool] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+    )
+
+    def overtaken() -> Iterator[bytes]:
+        store.put_if_absent(OTHER_KEY, [b"two"])
+        synced.clear()
+        yield b"two"
+
+    assert not store.put_if_absent(KEY, [b"one"])
+    assert synced == [True]
+    assert not store.put_if_absent(OTHER_KEY, overtaken())
+    assert synced == [False, True]
 
 
 def test_put_that_another_writer_overtakes_leaves_the_first_object(store: FolderStore) -> None:

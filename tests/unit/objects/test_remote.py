@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
 import http.server
 import json
 import threading
@@ -167,6 +169,40 @@ def test_sweep_of_a_bucket_finds_what_no_record_refers_to(store: ObjectStore) ->
         large.read(gone, PLACE)
 
 
+class _Ranges(http.server.BaseHTTPRequestHandler):
+    """An object of several parts. The time of a request is over, as it were, when two parts of it were sent."""
+
+    protocol_version = "HTTP/1.1"
+    part, content = 8 * MIB, bytes(20 * MIB)
+
+    def do_GET(self) -> None:
+        first, end = 0, len(self.content)
+        if wanted := self.headers["range"]:
+            first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+            end = last + 1
+        self.send_response(206 if wanted else 200)
+        self.send_header("content-length", str(end - first))
+        self.send_header("content-range", f"bytes {first}-{end - 1}/{len(self.content)}")
+        self.send_header("etag", '"1"')
+        self.send_header("last-modified", "Tue, 17 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(self.content[first : min(end, first + 2 * self.part)])
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("recorder", [_Ranges], indirect=True)
+def test_large_object_is_read_although_no_request_lasts_for_all_of_it(
+    recorder: http.server.ThreadingHTTPServer,
+) -> None:
+    store = bucket(f"http://127.0.0.1:{recorder.server_port}", "claims")
+    sha256 = hashlib.sha256(_Ranges.content).hexdigest()
+    claim = Claim(f"{store.uri}/orders/2026-11-17/{sha256}", len(_Ranges.content), sha256)
+    assert sum(len(chunk) for chunk in LargePayloads(store).chunks(claim, PLACE)) == len(_Ranges.content)
+
+
 # Google Cloud Storage and Azure: no server of theirs runs here, so this is what goes over the wire.
 
 
@@ -187,8 +223,8 @@ class _Recorder(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def recorder() -> Iterator[http.server.ThreadingHTTPServer]:
-    handler = type("Recorder", (_Recorder,), {"puts": []})
+def recorder(request: pytest.FixtureRequest) -> Iterator[http.server.ThreadingHTTPServer]:
+    handler = type("Recorder", (getattr(request, "param", _Recorder),), {"puts": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

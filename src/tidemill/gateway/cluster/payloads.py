@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from tidemill.claims.claim import CLAIM_HEADERS, CLAIM_VALUE, Place, Text, has_claim, parse_claim
-from tidemill.claims.errors import ClaimError, ClaimStoreDown, ClaimTooLarge
+from tidemill.claims.errors import ClaimCorrupt, ClaimError, ClaimStoreDown, ClaimTooLarge
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.gateway.problems import Problem
 
@@ -48,6 +48,8 @@ class Payloads:
         loop = asyncio.get_running_loop()
         try:
             claim = await loop.run_in_executor(self._pool, large_payloads.put, topic, value)
+        except ClaimCorrupt as error:
+            raise Problem(409, 40908, str(error)) from None
         except ClaimError as error:
             raise _problem(error) from None
         return Stored(CLAIM_VALUE, [*headers, *claim.headers()])
