@@ -27,7 +27,8 @@ from tidemill.security.conversations import Identity, SaslFailure
 MECHANISM = "OAUTHBEARER"
 
 TOKEN_BYTES_MAX = 64 * 1024
-_KEYS_MAX = 64
+# A token without a key id may be of any key; each try costs the event loop a verification.
+_TRIED_KEYS_MAX = 64
 _RSA_BITS_MIN = 2048
 _SKEW_DEFAULT_MS = 30_000
 _CONTROL_A = "\x01"
@@ -125,7 +126,11 @@ class TokenValidator:
         ]
         if not candidates:
             raise _InvalidToken("no key fits its key id and algorithm")
-        if not any(key.public_key.verify(algorithm, signature, message) for key in candidates):
+        if key_id is not None:
+            # Keys without an id come last.
+            candidates.sort(key=lambda key: key.key_id is None)
+        tried = candidates[:_TRIED_KEYS_MAX]
+        if not any(key.public_key.verify(algorithm, signature, message) for key in tried):
             raise _InvalidToken("its signature is wrong")
         return _json_object(_base64url(parts[2]), "payload")
 
@@ -149,6 +154,8 @@ class TokenValidator:
         subject = claims.get(rules.subject_claim)
         if not isinstance(subject, str) or not subject.strip():
             raise _InvalidToken(f"it names no subject ({rules.subject_claim})")
+        if any("\ud800" <= char <= "\udfff" for char in subject):
+            raise _InvalidToken(f"its subject ({rules.subject_claim}) is no text")
         scopes = _texts(claims, rules.scope_claim)
         return BearerToken(
             principal_name=subject,
@@ -240,7 +247,7 @@ def parse_jwks(text: str) -> tuple[JsonWebKey, ...]:
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list) or not all(isinstance(key, dict) for key in listed):
         raise ConfigError('the key set is not a JWKS document: {"keys": [...]}')
-    keys = [key for each in listed[:_KEYS_MAX] if (key := _parse_key(each, signatures)) is not None]
+    keys = [key for each in listed if (key := _parse_key(each, signatures)) is not None]
     if not keys:
         raise ConfigError("the key set has no RSA, P-256 or P-384 key that verifies signatures")
     return tuple(keys)

@@ -159,6 +159,8 @@ def test_failure_37_key_of_a_stranger_is_refused() -> None:
         {"sub": None},
         {"sub": " "},
         {"sub": 7},
+        # Half of a surrogate pair: no text that a metric or a response could carry.
+        {"sub": "alice\ud800"},
     ],
 )
 def test_failure_37_claims_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
@@ -227,6 +229,30 @@ def test_deeply_nested_header_is_refused() -> None:
 def test_key_set_without_a_usable_key_stops_the_start(jwks: str) -> None:
     with pytest.raises(ConfigError, match="key set"):
         TokenValidator(jwks, RULES)
+
+
+def test_key_is_found_by_its_id_in_a_set_of_any_size() -> None:
+    stranger = rsa.generate_private_key(65537, 2048)
+    others = [rsa_jwk(stranger, f"other-{number}") for number in range(1_000)]
+    many = json.dumps({"keys": [*others, rsa_jwk(RSA_KEY, "last")]})
+    assert is_accepted(token(kid="last"), TokenValidator(many, RULES))
+    assert not is_accepted(token(kid="other-7"), TokenValidator(many, RULES))
+
+
+def test_token_without_a_key_id_is_tried_with_a_limited_number_of_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = json.dumps({"keys": [rsa_jwk(RSA_KEY, f"k-{number}") for number in range(1_000)]})
+    tried: list[str] = []
+
+    def verify(_key: object, algorithm: str, _signature: bytes, _message: bytes) -> bool:
+        tried.append(algorithm)
+        return False
+
+    validator = TokenValidator(many, RULES)
+    monkeypatch.setattr("tidemill.security.signatures.RsaKey.verify", verify)
+    assert not is_accepted(token(), validator)
+    assert 1 <= len(tried) <= 64
 
 
 def test_short_rsa_key_is_not_used() -> None:
