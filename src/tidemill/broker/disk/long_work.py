@@ -46,7 +46,7 @@ class Owner(Protocol):
 
 
 class GivenUp(Exception):
-    """The connection for which it was is closed, and too much waits that such connections left behind."""
+    """The work was given up: its connection is closed, and closed connections have left too much behind."""
 
 
 class _Piece(NamedTuple):
@@ -106,7 +106,7 @@ class LongWork:
             self._leave_behind(queue.pieces)
 
     def _leave_behind(self, pieces: Iterable[_Piece]) -> None:
-        """Once one piece is too much, those behind it are given up, too: nothing may overtake it."""
+        """Queues the pieces of a closed connection. From the first one above the limits on, they are given up, in order."""
         queue = self._queues.get(LongWork)
         if queue is None:
             queue = self._queues[LongWork] = _Queue()
@@ -124,7 +124,7 @@ class LongWork:
             del self._queues[LongWork]
 
     def _next(self) -> _Piece:
-        """Of the owner whose turn it is."""
+        """Takes the next piece of the owner whose turn it is."""
         owner, queue = self._queues.popitem(last=False)
         piece = queue.pieces.popleft()
         if queue.pieces:

@@ -1,4 +1,4 @@
-"""Up to where a log was synced, written down with every sync, so that damage can be told from a torn tail.
+"""The recovery point: the offset up to which a log is synced, stored with every sync. It separates damage from a torn tail.
 
 There are two small files, written in turn, each with a number and a checksum. A power failure tears at most the one
 that is being written, and the other has the state before. A truncation lowers the point first, on the event loop. A

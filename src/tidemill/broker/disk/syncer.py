@@ -55,7 +55,7 @@ class Syncer:
             self._round = asyncio.get_running_loop().create_task(self._run_rounds())
 
     async def sync_now(self, log: Syncable) -> None:
-        """The same for a coroutine; raises what the disk raised."""
+        """Syncs for a coroutine. Raises the error of the disk."""
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: OSError | None) -> None:

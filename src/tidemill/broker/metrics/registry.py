@@ -29,7 +29,7 @@ class Histogram:
         self.observe = self._new.append
 
     def settle(self) -> None:
-        """Until this is called, each observation takes memory."""
+        """Counts the observations made since the last call, which take memory until then."""
         new = self._new
         if not new:
             return

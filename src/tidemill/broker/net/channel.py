@@ -231,7 +231,7 @@ class Channel:
     # -- logging in ------------------------------------------------------------------------------------------
 
     def _log_in(self, versions: dict[int, VersionRange]) -> None:
-        """Until it is done, requests wait. The answers of those before it still come."""
+        """Starts a login. New requests wait for its end; answers to earlier ones still arrive."""
         self._versions = None
         assert self._security is not None
         self._login = self._loop.create_task(self._authenticate(self._security, versions, self._link))

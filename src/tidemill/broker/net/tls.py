@@ -83,7 +83,7 @@ async def accept_tls(
 async def open_tls(
     loop: AbstractEventLoop, executor: Executor | None, contexts: TlsContexts, sock: socket.socket, host: str
 ) -> TlsSocket:
-    """The same for the side that dialled `host`, with certificates as they are now."""
+    """Performs the handshake of a client that dialled `host`, with the current certificates."""
     try:
         await loop.run_in_executor(executor, _renew, contexts, host)
     except asyncio.CancelledError:
@@ -221,7 +221,7 @@ def _kernel_encrypts(sock: SecuredSocket) -> bool:
 
 
 def say_goodbye(sock: SecuredSocket) -> None:
-    """close_notify, so that the peer can tell the end from a cut; as far as the socket takes it."""
+    """Sends close_notify, as far as the socket takes it. So the peer can distinguish the end from a broken connection."""
     with contextlib.suppress(OSError, ValueError):
         sock.unwrap()
 

@@ -58,7 +58,7 @@ class QuorumListener(Protocol):
         """Offsets and values, in order; everything before `end_offset` has now been handed over."""
 
     def activated(self, epoch: int) -> None:
-        """This node leads, and has heard of everything that was committed before."""
+        """This node leads, and has received everything that was committed before."""
 
     def resigned(self, epoch: int) -> None:
         """This node leads no longer; records that are not committed yet may be lost."""

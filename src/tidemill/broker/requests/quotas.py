@@ -50,7 +50,7 @@ def limits_clients(quotas: Quotas) -> bool:
 
 
 class Sensor:
-    """What the clients of one entity used of one kind of quota."""
+    """Measures the usage of one kind of quota by the clients of one entity."""
 
     __slots__ = ("_bucket", "_throttled", "_throttles", "limit", "rate", "used_ms")
 
@@ -75,7 +75,7 @@ class Sensor:
         self._throttled.record(wait_ms, steady_ms)
 
     def average_throttle_ms(self, steady_ms: int) -> float:
-        """Of the requests in the window that were throttled."""
+        """Returns the average over the throttled requests in the window."""
         often = self._throttles.per_second(steady_ms)
         return self._throttled.per_second(steady_ms) / often if often else 0.0
 
@@ -116,7 +116,7 @@ class ClientQuotas:
             return self._find(name)
 
     def sensors(self) -> list[tuple[str, QuotaEntity, Sensor]]:
-        """What is measured now, for the metrics."""
+        """Returns all sensors, for the metrics."""
         return [(kind, entity, sensor) for (kind, entity), sensor in self._sensors.items()]
 
     def _find(self, name: tuple[str, str, str]) -> Sensor | None:
@@ -151,7 +151,7 @@ class ClientQuotas:
 
 
 class RequestUsage:
-    """What one request uses of its client's quotas."""
+    """Measures the usage of one request and charges it to its client's quotas."""
 
     __slots__ = ("_client_id", "_peer", "_quotas", "_since_s", "_spent_s", "_user", "throttle_ms")
 
@@ -204,7 +204,7 @@ class RequestUsage:
             self._throttle(sensor, sensor.record(size, self._quotas.steady_ms()))
 
     def fetch_bytes_max(self) -> int:
-        """What a response may hold: no more than a whole window, as otherwise it could never be sent."""
+        """Returns the largest size of a response: that of a whole window. A larger one could never be sent."""
         sensor = self._sensor(CONSUMER_BYTE_RATE)
         if sensor is None:
             return _NO_LIMIT_BYTES
@@ -315,5 +315,5 @@ class ConnectionRates:
         return wait_ms
 
     def sensors(self) -> list[tuple[str, Sensor]]:
-        """What is measured now, by address, for the metrics."""
+        """Returns all sensors by address, for the metrics."""
         return list(self._sensors.items())

@@ -59,7 +59,7 @@ _FINAL = {
 
 
 class LetterHost(Protocol):
-    """What dead letters need of the broker; `Replicas` is that."""
+    """The part of the broker that dead letters use; `Replicas` implements it."""
 
     @property
     def long_work(self) -> LongWork: ...

@@ -19,7 +19,7 @@ from tidemill.replication.share_messages import Acquired
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a member wants of a fetch."""
+    """The limits of a member's fetch."""
 
     member_id: str
     min_bytes: int
@@ -30,7 +30,7 @@ class Wanted:
 
 
 class SharedRecords(NamedTuple):
-    """What one partition gives, or its error."""
+    """The acquired records of one partition, or its error."""
 
     source: LedSharePartition
     parts: Sequence[Part] = ()

@@ -77,7 +77,7 @@ class ShareStates(Protocol):
 
 
 class ShareHost(Protocol):
-    """What a share partition needs of the broker; `Replicas` is that."""
+    """The part of the broker that a share partition uses; `Replicas` implements it."""
 
     @property
     def long_work(self) -> LongWork: ...
@@ -202,7 +202,7 @@ class LedSharePartition:
         )
 
     async def _first_offset(self) -> int:
-        """Where a group begins that has never read the partition."""
+        """Returns the offset at which a group begins that has never read the partition."""
         log, strategy = self.partition.log, self.settings.offset_reset
         if log is None:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
@@ -331,7 +331,7 @@ class LedSharePartition:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, max_bytes: int, *, at_least_one: bool) -> Shared | None:
-        """Where the next member reads, and what is there; None when there is nothing to acquire."""
+        """Reads for the next member; None when there is nothing to acquire."""
         machine, log = self.machine, self.partition.log
         if machine is None or self.end_if_replaced() or log is None or self._checking is not None:
             return None
@@ -360,7 +360,7 @@ class LedSharePartition:
             return None
 
     def _read_filtered(self, log: Log, offset: int, shown: ShownRecords) -> FilteredShare | None:
-        """What is shown from an offset on, when that is known already. Otherwise it is looked up, and fetches are woken."""
+        """Returns the visible records from an offset on, if they are known. Else starts a lookup, which wakes fetches."""
         prepared = self._prepared
         if (
             prepared is not None
@@ -571,7 +571,7 @@ class LedSharePartition:
 
 
 def _shown(error: ApiError) -> ApiError:
-    """What a member gets for an error of the share coordinator, as from Kafka."""
+    """Returns the error that a member gets for one of the share coordinator, as in Kafka."""
     code = error.code
     if code in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH):
         return ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, error.message)

@@ -129,7 +129,7 @@ class SharePartitions:
         return self._counts.setdefault(key, ShareCounts())
 
     def _filter_of(self, partition: Partition, view: View | None) -> ShownRecords | None:
-        """What is shown of the partition; None when that is everything."""
+        """Returns the filter of the partition; None when all records are visible."""
         if view is None and not partition.config.tidemill_delays_enable:
             return None
         return partial(_shown, self._replicas, partition, view)

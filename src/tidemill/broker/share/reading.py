@@ -28,7 +28,7 @@ Part = FileSlice | bytearray
 
 
 class Shared(Protocol):
-    """What was read for a member."""
+    """The records that were read for a member."""
 
     @property
     def length(self) -> int: ...
@@ -135,7 +135,7 @@ class _ShownBatch(NamedTuple):
 
 
 class FilteredShare:
-    """What is shown of a log between two offsets."""
+    """The visible records of a log between two offsets."""
 
     __slots__ = ("_batches", "end_offset", "offset", "read")
 

@@ -58,7 +58,7 @@ class ShareSessions:
 
     @property
     def partition_count(self) -> int:
-        """Of all sessions together."""
+        """Returns the number of partitions in all sessions together."""
         return sum(len(each.partitions) for each in self._sessions.values())
 
     def has_group(self, group_id: str) -> bool:

@@ -11,14 +11,14 @@ from tidemill.types import BrokerId
 
 
 def known_hosts(broker: Broker, request: Request) -> Sequence[str]:
-    """Where the cluster knows the node for which a request speaks. One that registers is not known yet."""
+    """Returns the known hosts of the node that a request names as its sender; none while it registers."""
     if isinstance(request, brokers.BrokerRegistrationRequest | brokers.ControllerRegistrationRequest):
         return ()
     return claimed_hosts(broker, request) or ()
 
 
 def hosts_of_replica(broker: Broker, node_id: int) -> list[str]:
-    """Where a node is that fetches, as a broker or as a voter."""
+    """Returns the hosts of a fetching node, which is a broker or a voter."""
     return _hosts_of_brokers(broker, [node_id]) + _hosts_of_voters(broker, [node_id])
 
 
@@ -51,7 +51,7 @@ def _ids(topics: Iterable[object], field: str) -> list[int]:
 
 
 def _hosts_of_voters(broker: Broker, ids: Iterable[int]) -> list[str]:
-    """Of other nodes: this one has no connection to itself."""
+    """Returns the hosts of the other voters: a node has no connection to itself."""
     voters = [broker.quorum.voters.get(each) for each in ids if each != broker.config.node_id]
     return [endpoint.host for voter in voters if voter is not None for endpoint in voter.endpoints]
 
