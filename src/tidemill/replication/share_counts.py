@@ -39,7 +39,7 @@ class ShareCounts:
 
 
 class InFlightCounts(NamedTuple):
-    """How many records of a share partition are in which state."""
+    """The number of records of a share partition in each state."""
 
     # Locked by members.
     acquired: int

@@ -1,4 +1,4 @@
-"""What goes into a share partition and what comes out of it (`share_partition.py`).
+"""The inputs and outputs of a share partition (`share_partition.py`).
 
 The shell passes the limits of the group, spans of the log and acknowledgements. It gets acquired records, writes for the
 share coordinator, and the records whose dead letters are owed.
@@ -68,7 +68,7 @@ class AcknowledgedBatch(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What becomes of a range when the write is durable."""
+    """The state that a range gets when the write is durable."""
 
     changed: Range
     state: DeliveryState
@@ -89,7 +89,7 @@ class Transition:
 
 
 class Write(NamedTuple):
-    """What the share coordinator is to remember. Given back to `written` with the outcome."""
+    """A write for the share coordinator. `written` gets it with the outcome."""
 
     start_offset: int
     batches: tuple[StateBatch, ...]

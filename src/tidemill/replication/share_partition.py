@@ -114,7 +114,7 @@ class SharePartition:
 
     @property
     def open_count(self) -> int:
-        """How many records are locked or wait for another delivery."""
+        """Returns the number of records that are locked or wait for another delivery."""
         return self._in_flight.open_count
 
     def ranges(self) -> Iterator[tuple[int, int, DeliveryState, int, str | None]]:
@@ -126,14 +126,14 @@ class SharePartition:
         return in_flight_counts(self._in_flight.ranges)
 
     def next_fetch_offset(self, steady_ms: int) -> int | None:
-        """Where to read for the next member; None while the limit of locked records is reached."""
+        """Returns the offset at which to read for the next member; None at the limit of locked records."""
         free = self._in_flight.first_free(steady_ms)
         if free is not None:
             return free.first_offset
         return self.end_offset if self._room() > 0 else None
 
     def _room(self) -> int:
-        """How many further records may be locked."""
+        """Returns how many more records may be locked."""
         if len(self._in_flight.ranges) >= _RANGES_PER_LOCK * self.limits.record_locks_max:
             return 0
         return self.limits.record_locks_max - self.open_count
@@ -142,7 +142,7 @@ class SharePartition:
         self.limits = limits
 
     def next_deadline_ms(self, steady_ms: int) -> int | None:
-        """When the next lock ends, or a released record becomes available."""
+        """Returns the time at which the next lock ends, or a released record becomes available."""
         return min(
             (
                 each.deadline_ms
@@ -246,7 +246,7 @@ class SharePartition:
         return left - count, left == count or at + count < span.end_offset
 
     def _isolated_count(self, found: Range) -> int | None:
-        """How many records of a range are delivered together, when it has come back so often that one may be poison.
+        """Returns how many records of a range to deliver together. After many deliveries one of them may be poison.
 
         As Kafka: half of them, then a quarter, and alone at the last attempt, so that one record does not take
         others with it to the limit.
@@ -351,7 +351,7 @@ class SharePartition:
         return Change(found, DeliveryState.ARCHIVED)
 
     def _archived(self) -> DeliveryState:
-        """What becomes of a record that is given up. With dead letters it is not done before that is written."""
+        """Returns the state of a record that is given up: with dead letters, it is archived when its letter is written."""
         return DeliveryState.ARCHIVING if self.limits.has_dead_letters else DeliveryState.ARCHIVED
 
     # -- coming back without an acknowledgement --------------------------------------------------------------

@@ -31,7 +31,7 @@ class DeliveryState(IntEnum):
 
 
 class CountState(Enum):
-    """How far the delivery count of a range, without the delivery that is under way, is durable."""
+    """Whether the delivery count of a range is durable. It leaves out the delivery that is under way."""
 
     DURABLE = auto()
     # The write that is under way has it.
@@ -153,7 +153,7 @@ class InFlight:
         return None
 
     def final_count(self, targets: dict[Range, DeliveryState], start_offset: int) -> int:
-        """How many offsets from a start offset on are final, when ranges become what `targets` says."""
+        """Returns the number of final offsets from a start offset on, with ranges in the states of `targets`."""
         return sum(
             each.end_offset - max(each.first_offset, start_offset)
             for each in self.ranges

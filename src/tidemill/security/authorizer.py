@@ -88,7 +88,7 @@ class _ResourceRules:
             patterns[binding.resource_name] = _copied(patterns[binding.resource_name])
 
     def _patterns(self, binding: AclBinding) -> dict[str, _Rules] | None:
-        """Where the rules of the binding's pattern are, by name; None for those of everything."""
+        """Returns the map of the binding's kind of pattern, by resource name; None for the pattern that matches all."""
         if binding.pattern_type == PatternType.PREFIXED:
             return self.prefixed
         return None if binding.resource_name == WILDCARD else self.literal
@@ -209,7 +209,7 @@ class Authorizer:
         return False
 
     def explain(self, principal: Principal, host: str, operation: int, resource: Resource) -> list[str]:
-        """What decides, and then every rule that covers the resource, with the reason why it does not count."""
+        """Returns the deciding rule, then every rule that covers the resource with the reason why it does not count."""
         decision = self.authorize(principal, host, operation, resource)
         lines = [f"{'ALLOWED' if decision.allowed else 'DENIED'} by {decision.rule}"]
         rules = self._rules.get(resource.type)

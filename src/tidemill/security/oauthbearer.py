@@ -46,7 +46,7 @@ ALGORITHMS = frozenset(_ALGORITHM_KINDS)
 
 
 class _InvalidToken(Exception):
-    """Why a token is not accepted; for the log."""
+    """A token is not accepted; the message is the reason, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class BearerToken:
-    """What a verified token says."""
+    """The claims of a verified token."""
 
     principal_name: str
     expires_wall_ms: int

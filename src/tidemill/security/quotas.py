@@ -85,7 +85,7 @@ def ip_quotas(quotas: Quotas) -> dict[str | None, float]:
 
 
 def _levels(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, QuotaEntity]]:
-    """Where a quota may be set, the closest first, and the entity that is measured by it."""
+    """Yields the entities that may have a client's quota, the closest first, each with the entity that it measures."""
     pair = QuotaEntity.of([(USER, user), (CLIENT_ID, client_id)])
     user_alone, client_alone = QuotaEntity.of([(USER, user)]), QuotaEntity.of([(CLIENT_ID, client_id)])
     yield pair, pair
@@ -135,7 +135,7 @@ class Rate:
 
 
 def throttle_ms(rate: Rate, limit: float, steady_ms: int) -> int:
-    """How long a client waits until its average over the window has come down to the quota.
+    """Returns how long a client waits until its average over the window has come down to the quota.
 
     With an observed rate O over a window W and a quota T: (O - T) / T * W.
     """
@@ -182,7 +182,7 @@ class TokenBucket:
         return 0
 
     def throttle_ms(self, steady_ms: int) -> int:
-        """How long the bucket is overdrawn."""
+        """Returns how long the bucket is overdrawn."""
         self._refill(steady_ms)
         return 0 if self._tokens >= 0 else math.ceil(min(-self._tokens / self.rate * 1000, THROTTLE_MS_MAX))
 

@@ -204,7 +204,7 @@ class SaslServer:
 
 @dataclass(frozen=True, slots=True)
 class ClientLogin:
-    """What a client logs in with: a name and password, or for OAUTHBEARER a token that it was given."""
+    """The credentials of a client: a name and password, or for OAUTHBEARER a token."""
 
     mechanism: str
     username: str = ""

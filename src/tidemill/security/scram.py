@@ -60,7 +60,7 @@ MECHANISMS = {each.mechanism_name: each for each in ScramMechanism}
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """What a server keeps of a password."""
+    """The data that a server keeps of a password."""
 
     salt: bytes = field(repr=False)
     stored_key: bytes = field(repr=False)

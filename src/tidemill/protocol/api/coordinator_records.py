@@ -379,7 +379,7 @@ def encode_key(key: DataMessage) -> bytes:
 
 
 def encode_value(value: DataMessage, version: int | None = None) -> bytes:
-    """In the newest version unless told otherwise."""
+    """Encodes a value, in the newest version by default."""
     if version is None:
         version = value.versions.max
     out = bytearray(INT16.pack(version))

@@ -292,7 +292,7 @@ RECORDS: dict[int, type[DataMessage]] = {record_type.api_key: record_type for re
 
 
 def encode_record(record: DataMessage, version: int | None = None) -> bytes:
-    """The framed record, in its newest version unless told otherwise."""
+    """Returns the framed record, in its newest version by default."""
     if version is None:
         version = record.versions.max
     out = bytearray()
