@@ -232,7 +232,7 @@ class Cluster:
         return self._has_topic(_TOPICS[_GROUP])
 
     def has_transactions(self) -> bool:
-        """The same, for transactional ids."""
+        """Whether there can be transactional ids, as `has_groups` says it of groups."""
         return self._has_topic(_TOPICS[_TRANSACTION])
 
     def _has_topic(self, name: str) -> bool:

@@ -175,7 +175,7 @@ class Settings:
         return found if self.user is None else found.as_user(self.user.username, self.user.password)
 
     def as_user(self, user: Credentials) -> Settings:
-        """The same gateway as one of its callers uses the cluster."""
+        """Returns the settings with which one caller uses the cluster."""
         assert self.login is not None
         limits = replace(self.limits, asks_max=self.login.user_asks_max)
         return replace(self, login=None, user=user, limits=limits)

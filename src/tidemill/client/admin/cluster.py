@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Quorum(NamedTuple):
-    """The controller quorum as its leader sees it; `addresses` is empty when the leader does not tell."""
+    """The controller quorum as its leader sees it; `addresses` is empty when the leader does not send them."""
 
     leader_id: int
     epoch: int
@@ -83,7 +83,7 @@ class ClusterAdmin:
         return self.cluster.retrying(self.quorum_now)
 
     def quorum_now(self) -> Quorum:
-        """The same in one attempt, for callers that would rather do without than wait for a leader."""
+        """As `quorum`, in one attempt, for callers that do not wait for a leader."""
         topic = DescribeQuorumRequestTopicData(
             topic_name=METADATA_TOPIC, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
         )

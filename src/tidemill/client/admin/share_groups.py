@@ -142,7 +142,7 @@ class ShareGroupAdmin:
     def in_flight_of(
         self, groups: Mapping[str, Sequence[TopicPartition]]
     ) -> dict[str, dict[TopicPartition, InFlight]]:
-        """The same of many groups, with one request to each leader."""
+        """As `in_flight`, of many groups, with one request to each leader."""
         by_leader: dict[int, dict[str, list[TopicPartition]]] = {}
         for group_id, partitions in groups.items():
             for partition in partitions:

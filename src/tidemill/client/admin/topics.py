@@ -314,7 +314,7 @@ class Admin:
     def log_dirs_now(
         self, broker_id: int, partitions: Iterable[TopicPartition] | None = None
     ) -> list[DescribeLogDirsResult]:
-        """The same in one attempt, for callers that would rather do without than wait for a broker."""
+        """As `log_dirs`, in one attempt, for callers that do not wait for a broker."""
         topics: dict[str, DescribableLogDirTopic] = {}
         for topic, index in partitions or ():
             topics.setdefault(topic, DescribableLogDirTopic(topic=topic)).partitions.append(index)

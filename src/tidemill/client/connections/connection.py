@@ -182,7 +182,7 @@ class Connection:
         return correlation_id
 
     def post_body(self, api: type[Request], version: int, body: Sequence[wire.Buffer]) -> int:
-        """The same for a request whose body is encoded already, in pieces, which are not copied."""
+        """As `post`, for a request whose body is already encoded, in pieces, which are not copied."""
         self._renew_session()
         correlation_id = self._next_correlation_id()
         self._send(frames.request_frame_parts(api, version, correlation_id, self._client_id, body))

@@ -27,7 +27,7 @@ _NO_SASL = "the broker knows no SASL at this listener (set security.protocol to 
 
 
 class AuthenticationFailed(TidemillError):
-    """The broker refuses this client, or is not who it should be. Trying again would not help."""
+    """The broker refuses this client, or could not prove its own identity. Another try would not help."""
 
 
 class CredentialsRefused(AuthenticationFailed):

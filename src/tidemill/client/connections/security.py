@@ -88,7 +88,7 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """Checked; PLAINTEXT without anything else unless told otherwise."""
+    """Checked security options; plain text without a login by default."""
 
     protocol: str = "PLAINTEXT"
     ca_location: str | None = None
@@ -170,7 +170,7 @@ class SecurityOptions:
         return "is its listener one for clients, and does it trust this client's certificate?"
 
     def librdkafka_options(self) -> dict[str, Any]:
-        """The same for confluent-kafka, which knows no names of the Java client."""
+        """Returns the options under librdkafka's names, for confluent-kafka."""
         is_one_file = self.certificate_location is not None and self.key_location is None and not self.key_pem
         options = {
             "security.protocol": self.protocol,

@@ -58,7 +58,7 @@ class RecordTooLarge(TidemillError):
 
 
 class Encoded(Protocol):
-    """Records as they stand in a batch, uncompressed, offsets from 0 on."""
+    """Encoded records as a batch has them: uncompressed, with offsets from 0 on."""
 
     @property
     def records(self) -> memoryview: ...

@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 
 
 class FetchTurns:
-    """Which partitions the next fetch is for, where topics have an order.
+    """Chooses the partitions of the next fetch, where topics have an order.
 
     The best topics come alone and without a wait; each empty answer adds the next ones. A fetch for all of them may
     wait, and goes on until it brings records. Then the best come first again.

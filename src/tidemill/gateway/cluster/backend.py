@@ -329,7 +329,7 @@ class _Known(Generic[T]):
 
 
 def credentials_refused() -> Problem:
-    """The same words for an unknown user and a wrong password."""
+    """Returns the problem of a failed log-in. An unknown user and a wrong password get the same one."""
     return Problem(401, 40101, "the cluster does not know this user with this password")
 
 

@@ -234,7 +234,7 @@ class _Reading:
         return {each: max(wanted.get(each, 0), self._starts[each]) for each in self._partitions}
 
     def _feed(self, streams: Iterable[_Forward]) -> None:
-        """Until each has a record to show, or has none."""
+        """Reads until each partition has a record to show, or none is left in it."""
         starving = {each.partition: each for each in streams}
         while starving and time.monotonic() < self._deadline_s:
             chunks = self._fetcher.round({each.partition: each.fetch_position for each in starving.values()})

@@ -258,7 +258,7 @@ class ClusterView:
             self._task = None
 
     async def _pause(self, begun_s: float) -> None:
-        """Until the next picture: a second after the last, or sooner when something was changed."""
+        """Waits for the next picture: a second after the last, or sooner when something was changed."""
         await asyncio.sleep(max(0.0, begun_s + _INTERVAL_S_MIN - time.monotonic()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, begun_s + INTERVAL_S - time.monotonic())):

@@ -55,7 +55,7 @@ class History:
         self._before: Counters | None = None
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Takes samples until it is cancelled."""
         while True:
             begun_s = time.monotonic()
             try:

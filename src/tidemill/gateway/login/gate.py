@@ -114,7 +114,7 @@ class LoginGate:
 
 
 def cookie_name(settings: Settings) -> str:
-    """Browsers do not tell ports apart, so the name does; with TLS it cannot be set by other hosts either."""
+    """Returns the cookie's name, with the port: browsers share cookies among ports. With TLS only this host can set it."""
     prefix = "__Host-" if settings.tls is not None else ""
     return f"{prefix}tidemill_session_{settings.listen_port}"
 

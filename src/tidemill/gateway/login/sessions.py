@@ -59,7 +59,7 @@ class Sessions:
         return len(self._sessions)
 
     def owner_of(self, credentials: Credentials) -> str:
-        """The same for the same user with the same password, and not to be turned back."""
+        """Returns a digest of user and password: equal for equal ones, and not reversible."""
         name = credentials.username.encode("utf-8", "surrogatepass")
         password = credentials.password.encode("utf-8", "surrogatepass")
         return self._sign("owner", b"%d:%s%s" % (len(name), name, password))

@@ -424,7 +424,7 @@ class Instance:
         return {partition: offset for partition, (offset, _) in offsets.items()}
 
     def _commit_earlier(self, consumer: Consumer) -> None:
-        """At the beginning of a read: its caller came back, so it has what was answered."""
+        """Commits what earlier reads returned. A caller that reads again has received it."""
         if not self._commits_itself:
             return
         self._committable = self._buffer.answered()

@@ -169,7 +169,7 @@ class _Topic:
         return _Handed(record, future)
 
     async def report(self, handed: _Handed) -> bytes:
-        """Once the record is acknowledged. Its failure is raised."""
+        """Returns the report of an acknowledged record. Raises its failure."""
         record, delivery = handed.record, await handed.future
         stamp = "null" if delivery.timestamp_ms is None else f'"{_time_text(delivery.timestamp_ms)}"'
         return (

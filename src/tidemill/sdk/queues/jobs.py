@@ -155,7 +155,7 @@ class BaseJob:
         self._timeout_s = timeout_s
 
     def settle(self) -> None:
-        """Once."""
+        """Marks the job as settled. A second call raises."""
         if self.is_settled:
             raise _settled(self)
         self.is_settled = True
