@@ -344,7 +344,7 @@ def failure_line(error: BaseException) -> str:
 
 
 def line_of(text: str) -> str:
-    """The line that matters of everything Spark tells about a failure."""
+    """Returns the line with the cause from Spark's description of a failure."""
     if _NOT_FOUND.search(text):
         python = os.environ.get("PYSPARK_PYTHON", "python3")
         return (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 def array_of(numbers: NDArray[Any]) -> pa.Array:
-    """The same numbers, in the same memory."""
+    """Returns an array over the same memory."""
     numbers = np.ascontiguousarray(numbers)
     return pa.Array.from_buffers(
         pa.from_numpy_dtype(numbers.dtype), len(numbers), [None, pa.py_buffer(numbers)]

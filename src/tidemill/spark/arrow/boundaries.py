@@ -37,7 +37,7 @@ _FIRST_BYTE = np.array([1 + (n >> 7) + ((n & 0x7F) >> 1) for n in range(256)], d
 
 
 def guess_positions(buffer: Buffer, starts: Ints, counts: Ints) -> Ints | None:
-    """The positions of `counts[i]` records from `starts[i]`, for each batch; None where only a walk tells.
+    """The positions of `counts[i]` records from `starts[i]`, for each batch; None where only a walk finds them.
 
     Batches lie end to end. The positions lie within the buffer, and nearly always are the right ones.
     """
@@ -136,7 +136,7 @@ def _walk_lanes(buffer: Buffer, lanes: Ints, ends: Ints, steps_max: int) -> Ints
 
 
 def walk_positions(buffer: Buffer, starts: Ints, counts: Ints) -> Ints:
-    """The same, record by record: right, if the records are."""
+    """As `guess_positions`, record by record: correct if the records are valid."""
     data, size = buffer.raw.data, buffer.size
     positions: list[int] = []
     for position, count in zip(starts.tolist(), counts.tolist(), strict=True):

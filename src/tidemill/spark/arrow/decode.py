@@ -111,7 +111,7 @@ class Decoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _inside(self, offsets: Ints) -> slice | NDArray[np.intp] | None:
-        """Which records are in the range; None when all are."""
+        """Returns the records that are in the range; None when all are."""
         inside = (offsets >= self._start_offset) & (offsets < self._end_offset)
         if inside.all():
             return None

@@ -350,7 +350,7 @@ class _Archiver:
 def _write_numbered(
     root: str, shares: Sequence[Sequence[Work]], chunk_bytes: int, round_bytes: int, numbers: Iterable[int]
 ) -> Iterator[tuple[int, str]]:
-    """Archives the shares of these numbers, and tells each chunk as JSON."""
+    """Archives the shares of these numbers, and yields each chunk as JSON."""
     from tidemill.spark.source.archive import Archive, chunk_values
 
     archive = Archive(root)

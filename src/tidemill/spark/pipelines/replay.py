@@ -177,7 +177,7 @@ def _replaying(
 
 
 def _default_name(options: argparse.Namespace) -> str:
-    """The same for the same options, so that a run goes on where one like it was stopped."""
+    """Returns a name that depends on the options alone: a run continues where an equal one was stopped."""
     said = (
         options.archive,
         options.topic,

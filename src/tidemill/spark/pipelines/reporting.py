@@ -183,7 +183,7 @@ class _Batch(NamedTuple):
 
 
 class _Counted:
-    """Sums of a query's progress reports; Spark repeats those it has told before, and keeps only the last hundred."""
+    """Sums of a query's progress reports; Spark repeats earlier reports, and keeps only the last hundred."""
 
     def __init__(self) -> None:
         self.rows = 0

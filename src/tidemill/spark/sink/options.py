@@ -116,7 +116,7 @@ class SinkOptions:
 
     @property
     def mark(self) -> str:
-        """By which tasks of a stream are known when nothing else tells whose they are. Strangers may have the same."""
+        """A mark in the names of a stream's tasks, which finds its transactions. Other streams may have the same one."""
         if self.checkpoint is None:
             return ""
         place = f"{self.checkpoint} {self.topic or ''}"

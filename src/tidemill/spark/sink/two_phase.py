@@ -52,7 +52,7 @@ _TRIES = 10
 
 
 class TransactionLost(TidemillError):
-    """What a task has written cannot be committed any more."""
+    """The records of a task can no longer be committed."""
 
 
 def _never_left_alone(transactional_ids: Sequence[str]) -> TransactionLost:
@@ -167,12 +167,12 @@ def forget_decision(cluster: Cluster, query_id: str) -> None:
 
 
 def task_prefix(query_id: str) -> str:
-    """How the transactional ids of the query's tasks begin, and those of no other."""
+    """Returns the prefix of the transactional ids of the query's tasks. No other query has it."""
     return f"{_PREFIX}{quote(query_id, safe='')}/"
 
 
 def query_of(transactional_id: str) -> str | None:
-    """Whose task it is; None when it is none."""
+    """Returns the query of a task's transactional id; None for an id of another kind."""
     name, slash, _ = transactional_id.removeprefix(_PREFIX).partition("/")
     return unquote(name) if slash and transactional_id.startswith(_PREFIX) else None
 

@@ -177,8 +177,9 @@ def _task(context: TaskContext, query_id: str, batch_id: int, mark: str = "") ->
 def _settle_after_failure(
     options: SinkOptions, query_id: str | None, messages: Sequence[WriterCommitMessage | None]
 ) -> None:
-    """When not one task ended well and the checkpoint is not readable here, only the mark in their names tells which
-    query it is.
+    """Ends the transactions of a failed batch.
+
+    Without a finished task and a readable checkpoint, the query is found by the mark in the names of its tasks.
 
     It is done again after a moment: a task whose upstream failed takes what it got for everything, and is still writing it.
     """

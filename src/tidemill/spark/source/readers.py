@@ -289,7 +289,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _existing(self, known: Offsets, age_s_max: float = 0.0) -> list[TopicPartition]:
-        """A topic that was read before may be gone by now, which is a loss and told as one. A wrong name is an error."""
+        """Returns the existing partitions. A missing topic that was read before is a loss; a wrong name is an error."""
         now_s = time.monotonic()
         if self._partitions is None or now_s - self._partitions_asked_s >= age_s_max:
             gone = {each.topic for each in known}

@@ -194,7 +194,7 @@ def _whole_batches(file: _OpenFile, position: int, end_position: int) -> list[Ba
 
 
 class _Hidden:
-    """Which batches belong to aborted transactions. Each is exact from first record to marker, so order plays no part."""
+    """The batches that belong to aborted transactions. Each is exact from first record to marker, so order plays no part."""
 
     def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
         self._by_producer: dict[int, list[AbortedTransaction]] = {}

@@ -60,7 +60,7 @@ def plan(options: SourceOptions, cluster: Cluster, ranges: Sequence[OffsetRange]
 
 
 def plan_files(options: SourceOptions) -> list[Work]:
-    """The same without a broker, of what the files hold."""
+    """As `plan`, without a broker, over the content of the files."""
     folders = SegmentFolders(options.segments_path) if options.segments_path else None
     archive = Archive(options.archive) if options.archive else None
     held = {each for topic in archive.topics() for each in archive.partitions(topic)} if archive else set()

@@ -36,7 +36,7 @@ logger = logging.getLogger("tidemill.spark")
 
 
 class DataLost(TidemillError):
-    """Records that belong to the query are gone, and it was not told to go on without them."""
+    """Records of the query are gone, and its options do not let it continue without them."""
 
 
 def report_loss(loss: str, *, is_error: bool) -> None:
@@ -122,7 +122,7 @@ class BrokerWork(Work):
 
 
 def arrow_batches(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a size that Spark likes; none when there are no rows."""
+    """Yields the rows in batches of a suitable size for Spark; none when there are no rows."""
     if not rows.num_rows:
         return
     count = max(1, round(rows.nbytes / ARROW_BYTES))

@@ -77,7 +77,7 @@ def complete_hours(hours: Mapping[int, float], first_ms: int, wall_ms: int) -> l
 
 
 def fit(hourly: Sequence[float]) -> Rate | None:
-    """The rate per day; None when that is too little to tell."""
+    """Returns the rate per day; None when there is too little data."""
     day_count = len(hourly) // HOURS_PER_DAY
     if day_count >= DAYS_MIN:
         # The youngest days, whole ones.

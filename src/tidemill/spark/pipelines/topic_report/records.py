@@ -173,7 +173,7 @@ def _fill(
 def hours_by_offsets(
     cluster: Cluster, log: Log, counts: Counts, wall_ms: int
 ) -> dict[str, dict[int, tuple[int, int]]]:
-    """Records by hour from the brokers' time indexes: pieces of a log do not tell how many fell into an hour."""
+    """Records by hour from the brokers' time indexes: pieces of a log do not show how many fell into an hour."""
     admin = Admin(cluster)
     hours: dict[str, dict[int, tuple[int, int]]] = {}
     for topic, seen in counts.hours.items():
