@@ -14,7 +14,8 @@ from pathlib import Path
 from tests.brokers import KEEPS_EVERYTHING, RunningBroker, raise_descriptor_limit, start_broker
 from tests.cluster.clusters import Cluster
 from tests.wire.fuzz.attack import HANG_LIMIT_S, send_one
-from tests.wire.fuzz.campaign import QUICK_GROUPS, Campaign, prepare
+from tests.wire.fuzz.campaign import QUICK_GROUPS, Campaign
+from tests.wire.fuzz.topics import prepare
 from tests.wire.fuzz.values import Pools
 from tests.wire.fuzz.watchdog import Target, Watchdog, target_of_broker, target_of_cluster
 

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tests.brokers import eventually
-from tests.wire.connection import Connection
 from tests.wire.fuzz.attack import Attacker, Ledger
 from tests.wire.fuzz.frames import FrameMaker
 from tests.wire.fuzz.schemas import all_apis
 from tests.wire.fuzz.sequences import converse
-from tests.wire.fuzz.values import TOPICS, Pools
+from tests.wire.fuzz.topics import prepare
+from tests.wire.fuzz.values import Pools
 from tests.wire.fuzz.watchdog import Finding, Target, Watchdog
 
 # A rebalance ends soon whatever a member asked for, so that an answer is always due soon.
@@ -26,16 +25,6 @@ QUICK_GROUPS: Mapping[str, str] = {
     "offsets.topic.num.partitions": "3",
     "transaction.state.log.num.partitions": "3",
 }
-# Old segments go, so that hours of it do not fill the disk.
-_SMALL = {"retention.bytes": "20000000", "segment.bytes": "5000000"}
-_TOPIC_CONFIGS: Mapping[str, Mapping[str, str]] = {
-    "fuzz-compacted": {"cleanup.policy": "compact"},
-    "fuzz-zstd": {"compression.type": "zstd"},
-    "fuzz-append-time": {"message.timestamp.type": "LogAppendTime"},
-    "fuzz-aged": {"message.timestamp.before.max.ms": "60000", "compression.type": "gzip"},
-}
-_PARTITIONS = 3
-_TOPIC_EXISTS = 36
 _LOOK_EVERY_S = 0.5
 _SAY_EVERY_S = 60.0
 _PEER = re.compile(r"127\.\d+\.\d+\.\d+:(\d+)")
@@ -169,37 +158,3 @@ def _kind(finding: Finding) -> str:
     places = [line.strip() for line in lines if line.strip().startswith("File ")][-1:]
     what = re.sub(r"seed .*", "", finding.what)
     return re.sub(r"\d+", "#", " ".join([what, *places, last]))[:300]
-
-
-def prepare(target: Target, pools: Pools) -> None:
-    """The topics that frames name, and what is real at the target."""
-    replicas = len(target.brokers)
-    new = [
-        {
-            "name": name,
-            "num_partitions": _PARTITIONS,
-            "replication_factor": replicas,
-            "configs": [
-                {"name": key, "value": value}
-                for key, value in {**_SMALL, **_TOPIC_CONFIGS.get(name, {})}.items()
-            ],
-        }
-        for name in TOPICS
-    ]
-    with Connection(target.brokers[0]) as connection:
-        created = connection.request("create_topics", 7, topics=new, timeout=20_000)
-        assert {each.error_code for each in created.topics} <= {0, _TOPIC_EXISTS}, created
-        topics = [{"name": name} for name in TOPICS]
-
-        def described() -> object:
-            answer = connection.request("metadata", 12, topics=topics)
-            parts = [part for topic in answer.topics for part in topic.partitions]
-            is_led = len(parts) == _PARTITIONS * len(TOPICS) and all(part.leader_id >= 0 for part in parts)
-            return answer if is_led else None
-
-        answer = eventually(described, "leaders of the fuzzer's topics")
-        pools.cluster_id = answer.cluster_id  # type: ignore[attr-defined]
-        pools.topic_ids = {each.name: each.topic_id.bytes for each in answer.topics}  # type: ignore[attr-defined]
-        pools.broker_ids = tuple(each.node_id for each in answer.brokers)  # type: ignore[attr-defined]
-    # Epochs of brokers are offsets of the metadata log, so the first ones are small numbers.
-    pools.broker_epochs = tuple(range(2, 12))

@@ -82,6 +82,8 @@ class _Writer:
         self._wildness = wildness
         self._lies = lies
         self._depth = depth
+        # Set within a long list whose entries differ: the number of the entry.
+        self._entry: int | None = None
 
     def struct(self, shape: Struct) -> bytes:
         out = []
@@ -125,16 +127,32 @@ class _Writer:
         is_flexible = shape.is_flexible
         if field.is_nullable and rng.random() < 0.2:
             return b"\0" if is_flexible else b"\xff\xff\xff\xff"
-        count = rng.choice((0, 1, 1, 1, 2, 3))
-        if self._wildness and rng.random() < 0.01:
-            one = self._element(field, shape, given)
-            count = min(rng.choice((100, 2_000, 20_000)), _FRAME_BYTES_MAX // (8 * max(1, len(one))))
-            body = one * count
+        count = 1 if self._entry is not None else rng.choice((0, 1, 1, 1, 2, 3))
+        if self._entry is None and self._wildness and rng.random() < 0.01:
+            body, count = self._long_list(field, shape, given)
         else:
             body = b"".join([self._element(field, shape, given) for _ in range(count)])
         if self._is_lying():
             count = rng.choice((count + 1, 1_000, 1 << 20, (1 << 31) - 2))
         return (varint(count + 1) if is_flexible else _PACK["int32"](count)) + body
+
+    def _long_list(self, field: Field, shape: Struct, given: dict[str, Any]) -> tuple[bytes, int]:
+        """One entry very many times, or very many entries with names and ids of their own."""
+        rng = self._rng
+        one = self._element(field, shape, given)
+        count = min(rng.choice((100, 2_000, 20_000)), _FRAME_BYTES_MAX // (8 * max(1, len(one))))
+        if rng.random() < 0.5:
+            return one * count, count
+        entries = []
+        for self._entry in range(count):
+            entries.append(self._element(field, shape, given))
+        self._entry = None
+        return b"".join(entries), count
+
+    def _of_entry(self, value: Any, entry: int) -> Any:
+        if isinstance(value, str):
+            return f"{value[:20]}-{entry}"
+        return value[:12] + entry.to_bytes(4) if isinstance(value, bytes) and len(value) == 16 else value
 
     def _element(self, field: Field, shape: Struct, given: dict[str, Any]) -> bytes:
         return self.struct(field.struct) if field.struct is not None else self._scalar(field, shape, given)
@@ -144,10 +162,17 @@ class _Writer:
         kind = field.kind
         if kind == "bytes" and field.name == "request_data" and self._depth == 0 and rng.random() < 0.9:
             value: Any = self._maker.inner_request(rng)
-        elif self._wildness and rng.random() < self._wildness and not self._is_wait(field):
+        elif (
+            self._wildness
+            and self._entry is None
+            and rng.random() < self._wildness
+            and not self._is_wait(field)
+        ):
             value = None if field.may_be_null and rng.random() < 0.2 else extreme(rng, field)
         else:
             value = sane(self._maker.pools, rng, field, shape, given)
+        if self._entry is not None:
+            value = self._of_entry(value, self._entry)
         given[field.name] = value
         if kind in ("string", "bytes"):
             return self._sized(value, kind, shape.is_flexible)

@@ -23,6 +23,24 @@ from tidemill.protocol.compression import CompressionType, compress
 _INT32 = (-(1 << 31), -1, 0, 1, (1 << 31) - 1)
 _INT64 = (-(1 << 63), -1, 0, 1, (1 << 63) - 1)
 # Length 6; attributes, timestamp delta, offset delta, no key, no value, no headers.
+_DELAY_HEADERS: dict[str, tuple[bytes, ...]] = {
+    "tidemill-delay": (b"1ms", b"50ms", b"2s", b"1h", b"-1s", b"999999999d", b"9" * 300, b"\xff", b""),
+    "tidemill-deliver-at": (b"0", b"2026-01-01T00:00:00Z", b"9223372036854775807", b"-1", b"soon"),
+    "tidemill-schedule": (
+        b"@every 1s",
+        b"* * * * *",
+        b"0 0 30 2 *",
+        b"@every 0s",
+        b"* * * * * * *",
+        b"," * 200,
+    ),
+    "tidemill-timezone": (b"UTC", b"Europe/Berlin", b"../../etc/passwd", b"No/Where"),
+    "tidemill-schedule-id": (b"a", b"b", b"", b"x" * 300),
+    "tidemill-cancel": (b"", b"0", b"1", b"-1", b"9223372036854775808"),
+    "tidemill-original-offset": (b"0", b"x"),
+    "tidemill-carried": (b"",),
+    "a": (b"b", b"", b"\xff" * 10),
+}
 _TINY_RECORD = b"\x0c\0\0\0\x01\x01\0"
 
 
@@ -43,6 +61,14 @@ def with_right_crc(batch: bytes) -> bytes:
     base_offset, length, epoch, magic, _ = PREFIX.unpack_from(batch)
     crc = crc32c.crc32c(batch[PREFIX.size :])
     return PREFIX.pack(base_offset, length, epoch, magic, crc) + batch[PREFIX.size :]
+
+
+def _headers(rng: random.Random) -> tuple[tuple[str, bytes], ...]:
+    """Mostly none; else those of delays, sound and not."""
+    if rng.random() < 0.7:
+        return ()
+    names = rng.choices(list(_DELAY_HEADERS), k=rng.choice((1, 1, 2, 3)))
+    return tuple((name, rng.choice(_DELAY_HEADERS[name])) for name in names)
 
 
 class BatchMaker:
@@ -70,7 +96,9 @@ class BatchMaker:
         keys = (None, b"", b"key", rng.randbytes(4))
         values = (None, b"", b"value", bytes(rng.randrange(300)))
         return [
-            Record(rng.choice(values), rng.choice(keys), rng.choice((0, 0, 1, -1, 1000)))
+            Record(
+                rng.choice(values), rng.choice(keys), rng.choice((0, 0, 1, -1, 1000)), headers=_headers(rng)
+            )
             for _ in range(rng.choice((1, 1, 2, 3, 20)))
         ]
 

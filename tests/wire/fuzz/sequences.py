@@ -7,62 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.brokers import RunningBroker
-from tests.wire import messages
 from tests.wire.batches import TRANSACTIONAL, Header, encode
 from tests.wire.connection import fetch_fields, produce_fields
-from tests.wire.fuzz.attack import HANG_LIMIT_S, Ledger
-from tests.wire.fuzz.frames import Frame
-from tests.wire.fuzz.values import GROUPS, PASSING_TOPICS, TOPICS, TRANSACTIONAL_IDS, Pools
+from tests.wire.fuzz.attack import Ledger
+from tests.wire.fuzz.features import FEATURES
+from tests.wire.fuzz.talk import Talk
+from tests.wire.fuzz.topics import changed_configs, new_topics, new_views
+from tests.wire.fuzz.values import GROUPS, PASSING_TOPICS, TOPICS, TRANSACTIONAL_IDS, VIEWS, Pools
 
 _MEMBER_ID_REQUIRED = 79
 _SUBSCRIPTION = b"\0\0\0\0\0\1\0\x0afuzz-plain\xff\xff\xff\xff"
-
-
-class Talk:
-    """One connection that waits for each answer."""
-
-    def __init__(self, ledger: Ledger, pools: Pools, rng: random.Random) -> None:
-        self.ledger = ledger
-        self.pools = pools
-        self.random = rng
-        self._number = 0
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def open(self, listener: RunningBroker) -> None:
-        self._reader, self._writer = await asyncio.open_connection(
-            listener.host, listener.port, limit=1 << 20
-        )
-        self._port = self._writer.get_extra_info("sockname")[1]
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.transport.abort()
-
-    async def ask(self, api: str, version: int, **fields: Any) -> Any:
-        self._number += 1
-        wire = messages.request(api, version, self._number, **fields)
-        frame = Frame(self._number, api, version, "sequence", wire[4:])
-        self.ledger.note_sent(self._port, [frame])
-        assert self._writer is not None, "it is open"
-        self._writer.write(wire)
-        try:
-            async with asyncio.timeout(HANG_LIMIT_S):
-                (size,) = struct.unpack(">i", await self._reader.readexactly(4))
-                payload = await self._reader.readexactly(size)
-        except TimeoutError:
-            self.ledger.find(f"a step of a sequence had no answer within {HANG_LIMIT_S:g} s", frame)
-            raise ConnectionError from None
-        self.ledger.count(frame, "sequence")
-        number, body = messages.read_response(api, version, payload)
-        if number != self._number:
-            self.ledger.find(f"an answer with number {number}", frame)
-        return body
 
 
 async def classic_group(talk: Talk) -> None:
@@ -192,10 +151,10 @@ async def telemetry(talk: Talk) -> None:
 async def topics_come_and_go(talk: Talk) -> None:
     """Also those that frames created by accident: what is left would make every later answer larger."""
     described = await talk.ask("metadata", 12, topics=None, allow_auto_topic_creation=False)
-    kept = {*TOPICS, "innocent", "__consumer_offsets", "__transaction_state"}
-    doomed = [each.name for each in described.topics if each.name not in kept]
+    kept = {*TOPICS, *VIEWS, "innocent"}
+    doomed = [each.name for each in described.topics if each.name not in kept and not each.is_internal]
     for each in described.topics:
-        if each.name in TOPICS or each.name in PASSING_TOPICS:
+        if each.name in (*TOPICS, *VIEWS, *PASSING_TOPICS):
             talk.pools.topic_ids[each.name] = each.topic_id.bytes
     if len(doomed) > 30:
         await talk.ask(
@@ -211,6 +170,14 @@ async def topics_come_and_go(talk: Talk) -> None:
     )
 
 
+async def topics_become_themselves_again(talk: Talk) -> None:
+    """A frame may have deleted them, or changed their settings."""
+    replicas = len(talk.pools.broker_ids)
+    for new in (new_topics(replicas), new_views()):
+        await talk.ask("create_topics", 7, topics=new, timeout=5000)
+    await talk.ask("incremental_alter_configs", 1, resources=changed_configs(), validate_only=False)
+
+
 SEQUENCES: list[Callable[[Talk], Awaitable[None]]] = [
     classic_group,
     classic_group,
@@ -220,6 +187,8 @@ SEQUENCES: list[Callable[[Talk], Awaitable[None]]] = [
     fetch_session,
     telemetry,
     topics_come_and_go,
+    topics_become_themselves_again,
+    *FEATURES,
 ]
 
 

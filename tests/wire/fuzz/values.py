@@ -18,10 +18,20 @@ from tests.wire.fuzz.schemas import Field, Struct
 
 Pick = Callable[["Pools", random.Random], Any]
 
-TOPICS = ("fuzz-plain", "fuzz-compacted", "fuzz-zstd", "fuzz-append-time", "fuzz-aged")
+TOPICS = (
+    "fuzz-plain",
+    "fuzz-compacted",
+    "fuzz-zstd",
+    "fuzz-append-time",
+    "fuzz-aged",
+    "fuzz-delays",
+    "fuzz-shrunk",
+)
+VIEWS = ("fuzz-view", "fuzz-view-of-delays", "fuzz-view-of-shrunk")
 # Created and deleted all the time.
 PASSING_TOPICS = tuple(f"passing-{number}" for number in range(8))
 GROUPS = tuple(f"group-{number}" for number in range(12))
+SHARE_GROUPS = tuple(f"share-group-{number}" for number in range(4))
 TRANSACTIONAL_IDS = tuple(f"transactional-{number}" for number in range(8))
 _BAD_NAMES = ("", ".", "..", "a/b", "a b", "x" * 249, "x" * 250, "\0", "ä€𝄞", "__cluster_metadata", "nothing")
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
@@ -43,8 +53,30 @@ _CONFIG_NAMES = (
     "consumer.session.timeout.ms",
     "interval.ms",
     "metrics",
+    "tidemill.delays.enable",
+    "tidemill.delays.max.ms",
+    "tidemill.delays.interval.min.ms",
+    "tidemill.partitions.active",
+    "tidemill.partitions.former",
+    "tidemill.partitions.kept.ms",
+    "tidemill.partitions.total",
+    "tidemill.view.filter",
+    "tidemill.view.source",
+)
+_FILTERS = (
+    "key exists",
+    "key starts with 'k'",
+    "a = 'b' and not ('x' in tags or \"key\" exists)",
+    "a in (" + "'x'," * 300 + "'y')",
+    "(" * 300,
+    "not " * 3000 + "key exists",
+    "key = '" + "x" * 30_000 + "'",
 )
 _CONFIG_VALUES = (
+    *_FILTERS,
+    "2",
+    "3",
+    "fuzz-plain",
     "1",
     "0",
     "-1",
@@ -122,7 +154,7 @@ def _one_of(*values: Any) -> Pick:
 def _topic(_: Pools, rng: random.Random) -> str:
     chance = rng.random()
     if chance < 0.7:
-        return rng.choice(TOPICS)
+        return rng.choice(TOPICS + VIEWS)
     if chance < 0.9:
         return rng.choice(PASSING_TOPICS)
     return rng.choice(_BAD_NAMES) if chance < 0.95 else rng.choice(_INTERNAL)
@@ -216,7 +248,7 @@ _partition = _one_of(0, 0, 0, 1, 2, 3, -1)
 _small = _one_of(0, 1, -1, 2, 10)
 _offset = _one_of(0, 0, 1, 2, 5, 17, 100, -1, 100_000)
 _soon = _one_of(0, 1, 50, 100, 200)
-_group = _one_of(*GROUPS, "")
+_group = _one_of(*GROUPS, *SHARE_GROUPS, "")
 _transactional = _one_of(*TRANSACTIONAL_IDS)
 
 # By the name of the field, whatever API it is in.
@@ -335,7 +367,7 @@ def _resource_name(pools: Pools, rng: random.Random, resource_type: int) -> str:
             return rng.choice(_CLIENT_METRICS)
         case 32:
             return rng.choice(GROUPS)
-    return rng.choice(PASSING_TOPICS + TOPICS)
+    return rng.choice(PASSING_TOPICS + TOPICS + VIEWS)
 
 
 def sane(pools: Pools, rng: random.Random, field: Field, struct: Struct, before: dict[str, Any]) -> Any:
