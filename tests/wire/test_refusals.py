@@ -20,6 +20,7 @@ from tidemill.protocol.frames import request_frame
 UNSUPPORTED_VERSION = 35
 SECURITY_DISABLED = 54
 RESOURCE_NOT_FOUND = 91
+INVALID_UPDATE_VERSION = 95
 NO_COORDINATOR_YET = (14, 15, 16)
 LOWEST_OFFSET = -(2**63) + 2
 LONG = "x" * 32_760
@@ -213,6 +214,13 @@ def test_a_user_whose_name_fills_a_string_is_not_found(connection: Connection) -
     assert answer.error_code == 0
     (user,) = answer.results
     assert (user.user, user.error_code) == (LONG, RESOURCE_NOT_FOUND)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_feature_whose_name_fills_a_string_is_refused(connection: Connection, version: int) -> None:
+    updates = [{"feature": LONG, "max_version_level": 1}]
+    answer = connection.request("update_features", version, feature_updates=updates)
+    assert answer.error_code == INVALID_UPDATE_VERSION
 
 
 def test_the_lag_behind_an_offset_that_no_record_can_have_is_told(connection: Connection, topic: str) -> None:

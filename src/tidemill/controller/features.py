@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tidemill.config import BrokerLayers
 from tidemill.controller.image import CLUSTER_DEFAULT, MetadataImage, ResourceType
 from tidemill.controller.records import Record
-from tidemill.errors import ErrorCode
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.admin import (
     FeatureUpdateKey,
@@ -75,9 +75,9 @@ def update_features(
             told = (
                 f"Invalid update version {update.max_version_level} for feature {update.feature}. {problem}"
             )
-            message = f"The update failed for all features since the following feature had an error: {told}"
-            return Decision(
-                [], UpdateFeaturesResponse(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message)
+            raise ApiError(
+                ErrorCode.INVALID_UPDATE_VERSION,
+                f"The update failed for all features since the following feature had an error: {told}",
             )
     records: list[Record] = [
         FeatureLevelRecord(name=update.feature, feature_level=update.max_version_level)

@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.controller.features import FEATURE_LEVELS, update_features
 from tidemill.controller.image import MetadataImage
-from tidemill.errors import ErrorCode
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from tidemill.protocol.api.metadata import FeatureLevelRecord
 
@@ -45,13 +45,13 @@ def test_a_feature_that_a_newer_release_brought_is_raised_unless_it_is_only_vali
 )
 def test_one_bad_update_refuses_all(wanted: tuple[str, int, int]) -> None:
     image = MetadataImage(features={"group.version": 1})
-    decision = update_features(image, 1, updates(("transaction.version", 2, 1), wanted), 2)
-    assert decision.records == []
-    assert decision.reply.error_code == ErrorCode.INVALID_UPDATE_VERSION
-    assert wanted[0] in (decision.reply.error_message or "")
+    with pytest.raises(ApiError, match=wanted[0]) as refused:
+        update_features(image, 1, updates(("transaction.version", 2, 1), wanted), 2)
+    assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
 
 
 @pytest.mark.parametrize("kind", [0, 4, 2])
 def test_a_raise_must_be_called_one(kind: int) -> None:
-    decision = update_features(MetadataImage(), 1, updates(("group.version", 1, kind)), 1)
-    assert decision.reply.error_code == ErrorCode.INVALID_UPDATE_VERSION
+    with pytest.raises(ApiError) as refused:
+        update_features(MetadataImage(), 1, updates(("group.version", 1, kind)), 1)
+    assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
