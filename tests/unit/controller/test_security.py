@@ -170,6 +170,17 @@ def alter_quota(cluster: Cluster, entity: dict[str, str | None], **values: float
     return result.error_code, result.error_message or ""
 
 
+def test_quota_may_be_the_largest_long_which_a_double_holds_as_the_next_number() -> None:
+    cluster = Cluster()
+    named: dict[str, str | None] = {"user": "alice"}
+    assert alter_quota(cluster, named, producer_byte_rate=float(2**63 - 1)) == (0, "")
+    _, message = alter_quota(cluster, named, producer_byte_rate=float(2**63 + 2**11))
+    assert "too large for a LONG" in message
+    assert cluster.image.security.client_quotas[QuotaEntity.of(named.items())] == {
+        "producer_byte_rate": 2.0**63
+    }
+
+
 def test_quota_is_set_changed_and_removed() -> None:
     cluster = Cluster()
     entity = QuotaEntity.of([("user", "alice"), ("client-id", None)])

@@ -91,7 +91,8 @@ def _check_value(key: str, value: float) -> None:
     if key in FRACTIONAL_KEYS:
         return
     limit, kind = (_INT_MAX, "an INT") if key in IP_KEYS else (_LONG_MAX, "a LONG")
-    if value > limit:
+    # As doubles, as Kafka compares them: the largest LONG, which stands for no limit, comes as 2^63.
+    if value > float(limit):
         raise _invalid(f"Proposed value for {key} is too large for {kind}")
     if abs(value - round(value)) > 1e-6:
         raise _invalid(f"{key} cannot be a fractional value")
