@@ -374,3 +374,20 @@ def test_failure_23_carried_record_lasts_as_long_as_a_new_one(monkeypatch: pytes
     assert later_ms[0] > first_ms + retention_ms
     assert led.delivery.pending_count == 3
     led.delivery.stop()
+
+
+def test_damaged_record_is_not_read_in_every_round_once_retention_wants_to_carry_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    led = Led(monkeypatch, 0)
+    _produce_sizes(led, [10])
+    led.wall_ms -= 10_000
+    led.run_round()
+    led.log.segments[0].file.write(b"\xff", 80)
+    led.delivery.carry(1)
+    for _ in range(5):
+        led.delivery._wake()
+        led.run_round()
+    assert len([each for each in caplog.messages if "is damaged" in each]) == 1
+    assert led.delivery.pending_count == 1
+    led.delivery.stop()

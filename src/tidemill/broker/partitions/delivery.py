@@ -519,6 +519,9 @@ class DelayedDelivery:
         if self._state is not state:
             return False
         live = [each for each in state.confirm_carries(wanted) if each.offset in originals]
+        if not live:
+            # What cannot be read, or may not be carried now, waits for the next round of retention.
+            self._carry_before = 0
         for batch, _ in run_steps(carried_copies(live, originals, self._host.wall_ms())):
             self._append(batch)
         return bool(live)
