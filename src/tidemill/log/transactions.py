@@ -8,6 +8,9 @@ transaction: those of another kind (in the metadata log), and markers whose reco
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from tidemill.errors import ProtocolError
@@ -44,6 +47,28 @@ class AbortedTransaction(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
+
+
+_first_offset = attrgetter("first_offset")
+
+
+class AbortedTransactions:
+    """Aborted transactions by producer. Those of one producer never overlap."""
+
+    def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
+        self._by_producer: dict[int, list[AbortedTransaction]] = {}
+        for each in sorted(aborted, key=_first_offset):
+            self._by_producer.setdefault(each.producer_id, []).append(each)
+
+    def has(self, header: BatchHeader) -> bool:
+        """Whether the batch belongs to one of them."""
+        if not header.is_transactional:
+            return False
+        known = self._by_producer.get(header.producer_id)
+        if known is None:
+            return False
+        number = bisect_right(known, header.base_offset, key=_first_offset) - 1
+        return number >= 0 and header.base_offset <= known[number].last_offset
 
 
 def build_marker(end: TransactionEnd, wall_ms: int) -> bytes:

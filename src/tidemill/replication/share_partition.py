@@ -42,6 +42,8 @@ _NEVER_MS = 1 << 62
 # How many ranges there may be for each record that may be locked. Done records behind one that stays locked take memory
 # too, here and at the share coordinator.
 _RANGES_PER_LOCK = 4
+# Spans in a row of which nothing is acquired. Other work has its turn before the rest is looked at.
+_IDLE_SPANS_MAX = 1_000
 _GIVEN_UP = (DeliveryState.ARCHIVING, DeliveryState.ARCHIVED)
 
 
@@ -163,20 +165,23 @@ class SharePartition:
     ) -> list[Acquired]:
         """Lock at most `max_records` records of consecutive spans of the log, which begin at `next_fetch_offset`.
 
-        Takes no more spans than it needs. The result is in pieces of about `batch_size` records, cut where spans are.
+        Takes no more spans than it needs, and a bounded number of those that have nothing to acquire. When it acquires
+        nothing there may be records behind them: `next_fetch_offset` has moved. The result is in pieces of about
+        `batch_size` records, cut where spans are.
         """
         acquired: list[Acquired] = []
         if max_records <= 0:
             return acquired
         left = max_records
         first_offset: int | None = None
-        end_offset = 0
+        end_offset = idle = 0
         for span in spans:
             if first_offset is None:
                 first_offset = span.first_offset
-            end_offset = span.end_offset
+            end_offset, before = span.end_offset, left
             left, is_done = self._acquire_span(span, member_id, left, batch_size, steady_ms, acquired)
-            if is_done:
+            idle = idle + 1 if left == before else 0
+            if is_done or idle >= _IDLE_SPANS_MAX:
                 break
         if acquired:
             self.counts.deliveries += max_records - left

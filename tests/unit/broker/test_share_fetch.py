@@ -25,6 +25,7 @@ from tests.unit.broker.transaction_world import mark, send, verification_of
 from tests.unit.broker.transaction_world import outcome as outcome_of
 from tidemill.broker.requests.quotas import ClientQuotas
 from tidemill.errors import ErrorCode
+from tidemill.log.transactions import AbortedTransaction
 from tidemill.security.quotas import CONSUMER_BYTE_RATE, QuotaEntity
 
 MakeWorld = Callable[..., World]
@@ -467,6 +468,31 @@ def test_control_batches_and_aborted_records_are_not_delivered_to_a_group_of_com
     fetched = member.fetch(max_wait_ms=WAIT_MS)
     assert fetched.values() == [b"open", b"behind"]
     assert fetched.offsets() == [2, 3]
+
+
+def test_fetch_goes_on_behind_very_many_aborted_transactions(world: World) -> None:
+    """They are passed in several turns, and looked up as far as one turn goes."""
+    verification_of(world, confirms=True)
+    configure(world, share_isolation_level="read_committed")
+    for number in range(1_500):
+        assert outcome_of(world, send(world, number, values=(b"aborted",))) is ErrorCode.NONE
+        assert mark(world, is_commit=False) is ErrorCode.NONE
+    write(world, 1, b"behind")
+    log = world[1].partition().log
+    assert log is not None
+    found: list[int] = []
+    original = log.aborted_between
+
+    def aborted_between(offset: int, end_offset: int) -> list[AbortedTransaction]:
+        aborted = original(offset, end_offset)
+        found.append(len(aborted))
+        return aborted
+
+    log.aborted_between = aborted_between  # type: ignore[method-assign]
+    fetched = Member(world).fetch(max_wait_ms=WAIT_MS)
+    assert fetched.values() == [b"behind"]
+    assert sum(found) >= 1_500
+    assert max(found) <= 500
 
 
 def test_records_that_retention_removed_are_skipped_and_their_acknowledgement_is_ignored(

@@ -91,6 +91,22 @@ def test_memory_behind_a_record_that_stays_locked_is_bounded() -> None:
     assert machine.start_offset == number == machine.next_fetch_offset(0)
 
 
+def test_one_turn_looks_at_few_spans_without_records() -> None:
+    """Such as the markers and the aborted batches of many small transactions."""
+    machine = begun(100_001)
+    turns = 0
+    acquired: list[Acquired] = []
+    while not acquired:
+        offset = machine.next_fetch_offset(0)
+        assert offset is not None
+        spans = (Span(each, each + 1, has_records=each == 100_000) for each in range(offset, 100_001))
+        acquired = machine.acquire("m", spans, 10, 10, 0)
+        turns += 1
+        machine.check_invariants()
+    assert acquired == [Acquired(100_000, 100_001, 1)]
+    assert turns >= 100
+
+
 def test_state_behind_the_end_of_the_log_is_dropped() -> None:
     state = ShareState(0, 5, (StateBatch(6, 9, 2, 1), StateBatch(10, 20, 2, 1)))
     machine = begun(8, state)

@@ -17,12 +17,14 @@ from tidemill.errors import StorageError
 from tidemill.log.files import FileSlice
 from tidemill.log.filtered_read import FilteredRead
 from tidemill.log.log import Log
-from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.transactions import AbortedTransactions
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at, is_plausible, iterate_records
 from tidemill.protocol.steps import Steps
 from tidemill.replication.share_messages import Acquired, Span
 
 _CHUNK_BYTES = 16 * 1024
+# For so many offsets aborted transactions are looked up at once.
+_ABORTED_OFFSETS = 1_000
 
 Part = FileSlice | bytearray
 
@@ -41,7 +43,7 @@ class SharedRead:
 
     __slots__ = ("_aborted", "_batches", "_offset", "_slice")
 
-    def __init__(self, found: FileSlice, offset: int, aborted: Sequence[AbortedTransaction] = ()) -> None:
+    def __init__(self, found: FileSlice, offset: int, aborted: _AbortedBatches | None = None) -> None:
         self._slice = found
         self._offset = offset
         self._aborted = aborted
@@ -95,7 +97,7 @@ def read_shared(
     found = log.read(offset, max_bytes, end_offset, at_least_one=at_least_one)
     if found is None or not found.length:
         return None
-    return SharedRead(found, offset, log.aborted_between(offset, end_offset) if is_committed else ())
+    return SharedRead(found, offset, _AbortedBatches(log, end_offset) if is_committed else None)
 
 
 def _headers(found: FileSlice) -> Iterator[tuple[int, BatchHeader]]:
@@ -115,13 +117,30 @@ def _headers(found: FileSlice) -> Iterator[tuple[int, BatchHeader]]:
         position += header.size
 
 
-def _has_records(header: BatchHeader, aborted: Sequence[AbortedTransaction]) -> bool:
+class _AbortedBatches:
+    """The aborted batches below a last stable offset, looked up as far as the log is walked."""
+
+    __slots__ = ("_end_offset", "_first_offset", "_known", "_known_end_offset", "_log")
+
+    def __init__(self, log: Log, end_offset: int) -> None:
+        self._log = log
+        self._end_offset = end_offset
+        self._known = AbortedTransactions(())
+        self._first_offset = self._known_end_offset = 0
+
+    def has(self, header: BatchHeader) -> bool:
+        offset = header.base_offset
+        if not self._first_offset <= offset < self._known_end_offset:
+            self._first_offset = offset
+            self._known_end_offset = min(offset + _ABORTED_OFFSETS, self._end_offset)
+            self._known = AbortedTransactions(self._log.aborted_between(offset, self._known_end_offset))
+        return self._known.has(header)
+
+
+def _has_records(header: BatchHeader, aborted: _AbortedBatches | None) -> bool:
     if not header.record_count or header.is_control:
         return False
-    return not header.is_transactional or not any(
-        each.producer_id == header.producer_id and each.first_offset <= header.base_offset <= each.last_offset
-        for each in aborted
-    )
+    return aborted is None or not header.is_transactional or not aborted.has(header)
 
 
 # -- what views and delays leave out -------------------------------------------------------------------------
@@ -187,7 +206,7 @@ def read_filtered(
     """Look through the log from `offset` on, which is where `read` begins."""
     yield from read.advance(end_offset, scan_bytes)
     result = read.result()
-    aborted = read.log.aborted_between(offset, end_offset) if is_committed else ()
+    aborted = _AbortedBatches(read.log, end_offset) if is_committed else None
     batches: list[_ShownBatch] = []
     for part in () if result is None else result.parts:
         if isinstance(part, FileSlice):

@@ -10,37 +10,23 @@ the marker.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Sequence
 
-from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.transactions import AbortedTransaction, AbortedTransactions
 from tidemill.protocol.records import BatchHeader
-
-_first_offset = attrgetter("first_offset")
 
 
 class CleanedTransactions:
     """The aborted transactions of a log, and the producers seen since their last marker."""
 
-    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
-        # The transactions of one producer never overlap.
-        self._aborted: dict[int, list[AbortedTransaction]] = {}
-        self._by_marker: dict[int, AbortedTransaction] = {}
-        for transaction in sorted(aborted, key=_first_offset):
-            self._aborted.setdefault(transaction.producer_id, []).append(transaction)
-            self._by_marker[transaction.last_offset] = transaction
+    def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
+        self._aborted = AbortedTransactions(aborted)
+        self._by_marker = {each.last_offset: each for each in aborted}
         # The producers of batches seen since their last marker.
         self._seen: set[int] = set()
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        if not header.is_transactional:
-            return False
-        known = self._aborted.get(header.producer_id)
-        if known is None:
-            return False
-        number = bisect_right(known, header.base_offset, key=_first_offset) - 1
-        return number >= 0 and header.base_offset <= known[number].last_offset
+        return self._aborted.has(header)
 
     def record_batch(self, header: BatchHeader) -> None:
         """Record a data batch that the cleaning has read."""

@@ -48,7 +48,7 @@ from tidemill.log.files import File, Files
 from tidemill.log.producer_state.producers import Producers
 from tidemill.log.segments.segment import read_batches, segment_name
 from tidemill.log.segments.txn_index import TransactionIndex
-from tidemill.log.transactions import AbortedTransaction
+from tidemill.log.transactions import AbortedTransaction, AbortedTransactions
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, checksum_matches, header_at, is_plausible
 from tidemill.spark.arrow.decode import Decoder
@@ -144,7 +144,7 @@ def read_part(
     files: SegmentFiles, part: SegmentPart, aborted: Sequence[AbortedTransaction]
 ) -> Iterator[tuple[list[Batch], int]]:
     """Batches to decode, some at a time, and the offset behind them; `NotAsPlanned` when the file is another by now."""
-    hidden = _Hidden(aborted)
+    hidden = AbortedTransactions(aborted)
     given = next_offset = part.start_offset
     try:
         file = files.open(part.path)
@@ -164,7 +164,7 @@ def read_part(
                 if is_behind or not checksum_matches(batch, header):
                     raise NotAsPlanned(given, f"{part.path}: the batch at {header.base_offset} is damaged")
                 next_offset = header.next_offset
-                if not header.is_control and not hidden.includes(header):
+                if not header.is_control and not hidden.has(header):
                     batches.append((header, batch))
             given = min(next_offset, part.end_offset)
             yield batches, given
@@ -191,21 +191,6 @@ def _whole_batches(file: _OpenFile, position: int, end_position: int) -> list[Ba
         batches.append((header, data[at : at + header.size]))
         at += header.size
     return batches
-
-
-class _Hidden:
-    """The batches that belong to aborted transactions. Each is exact from first record to marker, so order plays no part."""
-
-    def __init__(self, aborted: Sequence[AbortedTransaction]) -> None:
-        self._by_producer: dict[int, list[AbortedTransaction]] = {}
-        for each in aborted:
-            self._by_producer.setdefault(each.producer_id, []).append(each)
-
-    def includes(self, header: BatchHeader) -> bool:
-        if not header.is_transactional or header.producer_id not in self._by_producer:
-            return False
-        ranges = self._by_producer[header.producer_id]
-        return any(each.first_offset <= header.base_offset <= each.last_offset for each in ranges)
 
 
 class SegmentWork(Work):
