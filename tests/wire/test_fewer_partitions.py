@@ -203,7 +203,9 @@ def test_partitions_disappear_in_descending_order_and_stale_producers_are_served
     assert repeated.error_code == 0
     assert connection.produce(orders, batch(b"c", sequence=2), partition=3).error_code == 0
     assert connection.produce(orders, encode([b"d"]), partition=4).error_code == UNKNOWN_TOPIC_OR_PARTITION
-    assert values(target, orders, 1) == [b"old", b"b", b"c"]
+    # Most clients are not idempotent by default.
+    assert connection.produce(orders, encode([b"d"]), partition=3).error_code == 0
+    assert values(target, orders, 1) == [b"old", b"b", b"c", b"d"]
     # A consumer with the same metadata learns that the partition is gone.
     stale = connection.fetch(orders, 1, partition=3)
     assert stale.error_code == UNKNOWN_TOPIC_OR_PARTITION
@@ -222,6 +224,9 @@ def test_partitions_disappear_in_descending_order_and_stale_producers_are_served
     former = connection.fetch(orders, 1, partition=3)
     assert former.error_code == OFFSET_OUT_OF_RANGE
     assert connection.list_offset(orders, -2, partition=3).offset == 2
+    shrink(connection, orders, 2)
+    assert connection.produce(orders, encode([b"f"]), partition=3).error_code == 0
+    assert values(target, orders, 1) == [b"old", b"b", b"c", b"d", b"f"]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ class PassingOn:
                 header, ErrorCode.NOT_ENOUGH_REPLICAS, f"too many batches wait for {self._name}", settle
             )
             return
-        if self._going_on.get(header.producer_id) == header.producer_epoch:
+        if header.producer_id < 0 or self._going_on.get(header.producer_id) == header.producer_epoch:
             first_sequence, may_leave_gap = None, False
         elif may_leave_gap:
             first_sequence = later_sequence(header.base_sequence, first_sequence)
