@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,28 @@ def test_a_batch_that_is_repeated_after_a_restart_is_not_written_again(
     (files / "2.txt").write_text("new\n")
     assert run(sink(lines(spark, files), target, topic, checkpoint)) == query_id
     assert values(read(target.bootstrap, topic)) == sorted([*expected, "new"])
+
+
+def test_checkpoint_that_is_older_than_the_last_decision_fails_the_query(
+    spark: SparkSession, target: RunningBroker, topic: str, tmp_path: Path
+) -> None:
+    """Its next batch has a number that was committed, with other rows."""
+    create(target.bootstrap, topic, 1)
+    files, checkpoint, copy = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "copy"
+    files.mkdir()
+    (files / "0.txt").write_text("0\n")
+    run(sink(lines(spark, files), target, topic, checkpoint))
+    shutil.copytree(checkpoint, copy)
+    for number in (1, 2):
+        (files / f"{number}.txt").write_text(f"{number}\n")
+        run(sink(lines(spark, files), target, topic, checkpoint))
+    shutil.rmtree(checkpoint)
+    copy.rename(checkpoint)
+    (files / "1.txt").write_text("other rows\n")
+    with pytest.raises(PySparkException) as refused:
+        run(sink(lines(spark, files), target, topic, checkpoint))
+    assert "comes after batch 2, which the query has committed" in str(refused.value)
+    assert values(read(target.bootstrap, topic)) == ["0", "1", "2"]
 
 
 def test_row_that_a_stream_cannot_write_is_reported_in_one_line(

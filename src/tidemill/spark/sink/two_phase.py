@@ -55,6 +55,10 @@ class TransactionLost(TidemillError):
     """The records of a task can no longer be committed."""
 
 
+class OutdatedCheckpoint(TidemillError):
+    """A stream comes with a batch that is older than the last one that it has committed."""
+
+
 def _never_left_alone(transactional_ids: Sequence[str]) -> TransactionLost:
     return TransactionLost(
         f"{', '.join(transactional_ids)}: others take these transactions over again and again; they stay open"
@@ -100,17 +104,28 @@ def _end_as_writer(cluster: Cluster, transactional_id: str, query_id: str) -> De
 # --- the driver ---
 
 
-def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequence[Transaction]) -> None:
-    """All of them or none. After a failure `settle` finds out which."""
+def commit_batch(
+    cluster: Cluster,
+    query_id: str,
+    batch_id: int,
+    written: Sequence[Transaction],
+    *,
+    drops_earlier: bool = False,
+) -> None:
+    """All of them or none. After a failure `settle` finds out which.
+
+    A batch that is decided already is not written again. `drops_earlier` says the same of batches before the last decided
+    one, of which no decision is left. Without it they fail: a stream repeats no batch but its last.
+    """
     for _ in range(_TRIES - 1):
         try:
-            _decide_and_commit(cluster, query_id, batch_id, written)
+            _decide_and_commit(cluster, query_id, batch_id, written, drops_earlier)
             break
         except Fenced as failure:
             # A task that looked for the decision may have done that. Whether there is one now is read again.
             logger.info("batch %d of query %s is decided anew: %s", batch_id, query_id, failure)
     else:
-        _decide_and_commit(cluster, query_id, batch_id, written)
+        _decide_and_commit(cluster, query_id, batch_id, written, drops_earlier)
     # The batch is committed. A failure now would have it written once more.
     try:
         settle(cluster, query_id)
@@ -119,13 +134,16 @@ def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequen
 
 
 def _decide_and_commit(
-    cluster: Cluster, query_id: str, batch_id: int, written: Sequence[Transaction]
+    cluster: Cluster, query_id: str, batch_id: int, written: Sequence[Transaction], drops_earlier: bool
 ) -> None:
     """Raises `Fenced` when another process fenced this driver before its decision; that may have been made all the same."""
     with Commits(cluster, query_id) as commits:
         decision = commits.fence()
         if decision is not None:
             _finish(cluster, decision)
+            # Also when not one task has written: tasks that find the decision leave their rows out.
+            if decision.batch_id > batch_id and not drops_earlier:
+                raise _outdated(query_id, batch_id, decision.batch_id)
         if not written:
             return
         if decision is not None and decision.batch_id >= batch_id:
@@ -141,6 +159,14 @@ def _decide_and_commit(
         _of_each(
             cluster, list(zip(written, holds, strict=True)), lambda reached, each: _commit(reached, *each)
         )
+
+
+def _outdated(query_id: str, batch_id: int, decided_id: int) -> OutdatedCheckpoint:
+    return OutdatedCheckpoint(
+        f"batch {batch_id} of query {query_id} comes after batch {decided_id}, which the query has committed: its "
+        f"checkpoint was restored from a copy or lost files, or another driver goes on with it. Nothing of the batch is "
+        f"written; start the query with a new checkpointLocation, and with startingOffsets where it is to go on"
+    )
 
 
 def settle(cluster: Cluster, query_id: str, written: Iterable[Transaction] = ()) -> None:

@@ -7,8 +7,9 @@ leaves open, because it cannot know that its input was complete. Spark ends the 
 like that of any other. The driver knows, and commits the transactions of all tasks by one decision (`two_phase`).
 
 What ends it. With the checkpoint Spark forgets the query's id: a new query begins without decisions and writes
-everything that it reads. A job that is run again writes again, unless it has the options `queryName` and `batchId`, as
-in `foreachBatch`. Then a batch that was committed is not committed again.
+everything that it reads. An older copy of the checkpoint fails, because its batches have numbers that are committed. A
+job that is run again writes again, unless it has the options `queryName` and `batchId`, as in `foreachBatch`. Then a
+batch that was committed is not committed again.
 
 A transaction is open from a task's first row until the driver commits: `kafka.transaction.timeout.ms` has to cover
 the batch.
@@ -127,7 +128,7 @@ class BatchWriter(DataSourceArrowWriter):
         if not self._options.exactly_once or not (written or self._options.job):
             return
         with self._options.access.reached() as cluster:
-            commit_batch(cluster, self._query_id, self._options.batch_id or 0, written)
+            commit_batch(cluster, self._query_id, self._options.batch_id or 0, written, drops_earlier=True)
             if self._options.job is None:
                 # No later run has this name, so none will read it.
                 forget_decision(cluster, self._query_id)
