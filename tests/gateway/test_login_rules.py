@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import random
 
 import pytest
 
+from tidemill.gateway.login.gate import token_credentials
 from tidemill.gateway.login.sessions import Kind, Sessions
 from tidemill.gateway.login.throttle import LoginThrottle
 from tidemill.gateway.settings import Credentials, LoginLimits
@@ -190,3 +192,11 @@ def test_no_repr_shows_a_secret(sessions: Sessions) -> None:
     assert "hidden" not in repr(opened)
     assert opened.text not in repr(opened)
     assert opened.csrf_token not in repr(opened)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"[" * 9_000, b"{}", b"\xff", b"7", b'{"sub": null}', b""], ids=lambda each: repr(each[:10])
+)
+def test_name_in_a_token_that_cannot_be_read_is_no_error(payload: bytes) -> None:
+    token = f"a.{base64.urlsafe_b64encode(payload).decode()}.c"
+    assert token_credentials(token) == Credentials("the bearer of a token", token)

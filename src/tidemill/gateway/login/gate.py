@@ -160,7 +160,7 @@ def token_credentials(token: str) -> Credentials:
     if not token or not token.isascii() or not token.isprintable() or len(token) > _TOKEN_CHARACTERS_MAX:
         raise credentials_refused()
     name = "the bearer of a token"
-    with contextlib.suppress(IndexError, ValueError):
+    with contextlib.suppress(IndexError, ValueError, RecursionError):
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         if isinstance(claims, dict):
