@@ -215,6 +215,11 @@ def configuration_security(path: Path, config: BrokerConfig) -> list[Finding]:
     findings = judge(facts)
     has_secret = any(each.login is not None or each.sasl is not None for each in security.values())
     files = [path] if has_secret else []
+    files += [
+        Path(each.sasl.plain_users_file)
+        for each in security.values()
+        if each.sasl and each.sasl.plain_users_file
+    ]
     for tls in {each.tls for each in security.values() if each.tls is not None}:
         findings += _stores(tls)
         if tls.key_store is not None:
