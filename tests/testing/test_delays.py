@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from tidemill.broker.partitions import delivery
-from tidemill.client.admin.delays import DelayAdmin, NotPending
+from tidemill.client.admin.delays import DelayAdmin, NotPending, _Waiting
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
 from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, TidemillError
 from tidemill.log.delay_snapshots import DelaySnapshots
-from tidemill.protocol.records import Header, Record
+from tidemill.protocol.records import Header
 from tidemill.protocol.steps import Steps
 from tidemill.testing import InProcessBroker, InProcessCluster, StoredRecord
 from tidemill.types import TopicPartition
@@ -285,23 +285,63 @@ def test_what_is_due_in_a_cluster_is_there_when_advance_returns() -> None:
         assert [record.value for record in cluster.records(topic)] == [b"0", b"1", b"2"]
 
 
+class Interrupted(DelayAdmin):
+    """Something happens between the look at a record and the append."""
+
+    def __init__(self, cluster: Cluster, happen: Callable[[], object]) -> None:
+        super().__init__(cluster)
+        self._happen = happen
+
+    def _waiting_record(self, topic: str, partition: int, offset: int) -> _Waiting:
+        waiting = super()._waiting_record(topic, partition, offset)
+        self._happen()
+        return waiting
+
+
 def test_a_record_that_is_delivered_while_it_gets_another_time_comes_once(
     shared: InProcessBroker, topic: str
 ) -> None:
-    class Late(DelayAdmin):
-        """The record becomes due between the look at it and the append."""
-
-        def _waiting_record(self, topic: str, partition: int, offset: int) -> Record:
-            record = super()._waiting_record(topic, partition, offset)
-            shared.clock.advance(hours=2)
-            return record
-
     shared.produce(topic, "once", headers={"tidemill-delay": "1h"})
-    with Cluster(shared.bootstrap) as cluster, pytest.raises(NotPending, match="delivered meanwhile"):
-        Late(cluster).reschedule(topic, 0, 0, [Header("tidemill-delay", b"3h")])
+    with Cluster(shared.bootstrap) as cluster:
+        late = Interrupted(cluster, lambda: shared.clock.advance(hours=2))
+        with pytest.raises(NotPending, match="delivered meanwhile"):
+            late.reschedule(topic, 0, 0, [Header("tidemill-delay", b"3h")])
     assert shared.waiting(topic) == []
     shared.clock.advance(hours=4)
     assert shown(shared, topic) == ["once"]
+
+
+def test_cancel_of_a_record_that_is_delivered_meanwhile_fails(shared: InProcessBroker, topic: str) -> None:
+    shared.produce(topic, "once", headers={"tidemill-delay": "1h"})
+    with Cluster(shared.bootstrap) as cluster, pytest.raises(NotPending, match="delivered meanwhile"):
+        Interrupted(cluster, lambda: shared.clock.advance(hours=2)).cancel(topic, 0, 0)
+    assert shown(shared, topic) == ["once"]
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["cancelled", "rescheduled"])
+def test_record_that_retention_carries_meanwhile_does_not_come_at_its_old_time(moved: bool) -> None:
+    with InProcessBroker() as broker:
+        topic = broker.create_topic("later", configs={**DELAYS, "retention.ms": "3600000"})
+        broker.produce(topic, "waits", headers={"tidemill-delay": "10h"})
+
+        def carry() -> None:
+            broker.clock.advance(hours=2)
+            broker.run_retention()
+            broker.clock.advance(seconds=2)
+            (waits,) = broker.waiting(topic)
+            assert waits.offset > 0, "it was carried"
+
+        with Cluster(broker.bootstrap) as cluster:
+            interrupted = Interrupted(cluster, carry)
+            if moved:
+                interrupted.reschedule(topic, 0, 0, [Header("tidemill-delay", b"20h")])
+            else:
+                interrupted.cancel(topic, 0, 0)
+        assert len(broker.waiting(topic)) == moved
+        broker.clock.advance(hours=9)
+        assert shown(broker, topic) == []
+        broker.clock.advance(hours=12)
+        assert shown(broker, topic) == ["waits"] * moved
 
 
 def test_a_recurring_message_that_has_fired_can_be_rescheduled(shared: InProcessBroker, topic: str) -> None:

@@ -76,6 +76,13 @@ class PendingPage(NamedTuple):
     next_place: tuple[int, int] | None
 
 
+class _Waiting(NamedTuple):
+    """A record that waits. What settles it from now on is in the log from `settled_from` on."""
+
+    record: Record
+    settled_from: int
+
+
 class DelayAdmin:
     """Lists, cancels and reschedules the delayed records of topics."""
 
@@ -112,11 +119,9 @@ class DelayAdmin:
         return list(islice((each for each in waiting if each.schedule is not None), limit))
 
     def cancel(self, topic: str, partition: int, offset: int) -> None:
-        """Cancel the record that waits at an offset. `NotPending` when none does."""
-        self._waiting_record(topic, partition, offset)
-        producer = Producer(self._cluster)
-        producer.add(topic, None, partition=partition, headers=[Header(CANCEL, b"%d" % offset)])
-        producer.flush()
+        """Cancel the record that waits at an offset. `NotPending` when none does, or when it was delivered meanwhile."""
+        waiting = self._waiting_record(topic, partition, offset)
+        self._cancel(TopicPartition(topic, partition), offset, waiting.settled_from)
 
     def reschedule(self, topic: str, partition: int, offset: int, times: Sequence[Header]) -> int:
         """Give the record that waits at an offset another time: headers as producers write them.
@@ -124,7 +129,7 @@ class DelayAdmin:
         It is appended anew, and its new offset is returned. It keeps its schedule id unless `times` has another one.
         `NotPending` when no record waits there, or when it was delivered meanwhile: then nothing has changed.
         """
-        record = self._waiting_record(topic, partition, offset)
+        record, settled_from = self._waiting_record(topic, partition, offset)
         named = next((each for each in record.headers if each.key == SCHEDULE_ID), None)
         headers = [*plain_headers(record.headers), *times]
         if named is not None and all(each.key != SCHEDULE_ID for each in times):
@@ -135,11 +140,31 @@ class DelayAdmin:
         producer.add(topic, None, partition=partition, headers=[Header(CANCEL, b"%d" % offset)])
         producer.flush()
         moved_to = producer.appended[0].base_offset
-        if self._was_delivered(TopicPartition(topic, partition), offset, moved_to):
-            producer.add(topic, None, partition=partition, headers=[Header(CANCEL, b"%d" % moved_to)])
-            producer.flush()
-            raise NotPending(f"the record at offset {offset} of {topic}-{partition} was delivered meanwhile")
+        tp = TopicPartition(topic, partition)
+        try:
+            carried_to = self._carried_to(tp, offset, settled_from, moved_to)
+            if carried_to is not None:
+                self._cancel(tp, carried_to, carried_to + 1)
+        except NotPending:
+            self._write_cancel(tp, moved_to)
+            raise
         return moved_to
+
+    def _cancel(self, tp: TopicPartition, offset: int, settled_from: int) -> None:
+        """Cancel a record that waited, also at the offsets to which retention has carried it meanwhile."""
+        while True:
+            cancelled_at = self._write_cancel(tp, offset)
+            carried_to = self._carried_to(tp, offset, settled_from, cancelled_at)
+            if carried_to is None:
+                return
+            offset, settled_from = carried_to, carried_to + 1
+
+    def _write_cancel(self, tp: TopicPartition, offset: int) -> int:
+        """Returns the offset of the cancel."""
+        producer = Producer(self._cluster)
+        producer.add(tp.topic, None, partition=tp.partition, headers=[Header(CANCEL, b"%d" % offset)])
+        producer.flush()
+        return producer.appended[0].base_offset
 
     def _check_enabled(self, topic: str) -> None:
         if self._admin.topic_values([topic], DELAYS_ENABLE).get(topic) != "true":
@@ -176,8 +201,8 @@ class DelayAdmin:
                 if message is not None:
                     yield message
 
-    def _waiting_record(self, topic: str, partition: int, offset: int) -> Record:
-        """The record that waits at an offset."""
+    def _waiting_record(self, topic: str, partition: int, offset: int) -> _Waiting:
+        """The record that waits at an offset. `NotPending` when none does."""
         self._check_enabled(topic)
         tp = TopicPartition(topic, partition)
         start_offset = self._admin.start_offsets([tp])[tp]
@@ -185,7 +210,7 @@ class DelayAdmin:
         if start_offset <= offset < end_offset:
             for record in self._waiting_records(tp, offset, offset + 1, _PAGE_BYTES_MIN):
                 if record.offset == offset:
-                    return record
+                    return _Waiting(record, max(offset + 1, end_offset))
         raise NotPending(f"no record waits at offset {offset} of {topic}-{partition}")
 
     def _waiting_records(
@@ -197,18 +222,26 @@ class DelayAdmin:
                 if start_offset <= record.offset < end_offset:
                     yield record
 
-    def _was_delivered(self, tp: TopicPartition, offset: int, before_offset: int) -> bool:
-        """Whether the last copy of the record at an offset stands before another offset. A schedule goes on after others."""
-        if before_offset <= offset + 1:
-            return False
-        return any(
-            isinstance(meaning := meaning_of(record), Copy)
-            and meaning.pending_offset == offset
-            and meaning.next_due_ms is None
-            for header, batch in self._batches(tp, offset + 1, before_offset, READ_UNCOMMITTED | READ_HIDDEN)
-            for record in delay_records(batch, header)
-            if record.offset < before_offset
-        )
+    def _carried_to(
+        self, tp: TopicPartition, offset: int, settled_from: int, before_offset: int
+    ) -> int | None:
+        """The offset to which retention has carried the record, if it has, before another offset.
+
+        `NotPending` when its last copy stands there. A schedule goes on after others.
+        """
+        level = READ_UNCOMMITTED | READ_HIDDEN
+        for header, batch in self._batches(tp, settled_from, before_offset, level):
+            for record in delay_records(batch, header):
+                meaning = meaning_of(record)
+                if record.offset >= before_offset or not isinstance(meaning, Carried | Copy):
+                    continue
+                if meaning.pending_offset != offset:
+                    continue
+                if isinstance(meaning, Carried):
+                    return record.offset
+                if meaning.next_due_ms is None:
+                    raise NotPending(f"the record at offset {offset} of {tp} was delivered meanwhile")
+        return None
 
     def _batches(
         self,
