@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from tests.brokers import eventually
 from tidemill import AsyncClient, AsyncJob, Client, Job, Queue
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
+from tidemill.client.delayed_retries import Origin, retry_headers
 from tidemill.client.share.consumer import ShareConsumer
 from tidemill.client.share.deliveries import ShareDelivery
 from tidemill.client.share.session import Acknowledge
 from tidemill.dead_letters import Header, failure_of
-from tidemill.sdk.errors import Closed, InvalidSetting, JobLost, JobSettled, UnknownTopic
+from tidemill.delays.requests import DELAY
+from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, JobLost, JobSettled, UnknownTopic
+from tidemill.sdk.publishing.publisher import Publication, Publisher
 from tidemill.testing import InProcessBroker
 
 WORKER = Path(__file__).with_name("queue_worker.py")
@@ -183,6 +187,37 @@ def test_a_failed_job_is_a_dead_letter_with_its_reason(
     assert (failure.topic, failure.group, failure.message) == (topic, topic, "ValueError: no amount")
 
 
+@pytest.fixture
+def small_client(shared: InProcessBroker) -> Iterator[Client]:
+    """Its producer refuses records of more than a thousand bytes before it sends them."""
+    with Client(shared.bootstrap, timeout_s=20, message_max_bytes=1000) as client:
+        yield client
+
+
+def test_a_job_whose_dead_letter_cannot_be_sent_stays_with_its_worker(
+    shared: InProcessBroker, small_client: Client, topic: str
+) -> None:
+    letters = shared.create_topic(f"{topic}-dlq")
+    shared.produce(topic, "x" * 5000)
+    with small_client.queue(topic, group=topic, dead_letters=letters) as queue:
+        job = get(queue)
+        with pytest.raises(ClientError):
+            job.fail("no such address")
+        job.done()
+        assert is_empty(queue)
+
+
+def test_a_job_without_attempts_whose_dead_letter_cannot_be_sent_ends_no_worker(
+    shared: InProcessBroker, small_client: Client, topic: str
+) -> None:
+    letters = shared.create_topic(f"{topic}-dlq")
+    headers = retry_headers([], Origin(topic, 0, 0, 0), 6, topic, "1s", "declined")
+    shared.produce(topic, "x" * 5000, headers=[each for each in headers if each[0] != DELAY])
+    shared.produce(topic, "next")
+    with small_client.queue(topic, group=topic, dead_letters=letters) as queue:
+        assert get(queue).text() == "next"
+
+
 def test_a_failed_job_without_a_dead_letter_topic_is_gone(
     shared: InProcessBroker, client: Client, topic: str
 ) -> None:
@@ -336,6 +371,36 @@ async def test_jobs_from_an_event_loop(shared: InProcessBroker, topic: str) -> N
                 if len(seen) == 5:
                     break
     assert sorted(seen) == ["0", "1", "2", "3", "4"]
+
+
+async def test_dead_letters_are_not_published_in_the_thread_of_the_event_loop(
+    shared: InProcessBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer whose queue is full, or a store of large payloads, lets its caller wait."""
+    letters = shared.create_topic(f"{topic}-dlq")
+    headers = retry_headers([], Origin(topic, 0, 0, 0), 5, topic, "1s", "declined")
+    attempted = [each for each in headers if each[0] != DELAY]
+    shared.produce(topic, "fails")
+    shared.produce(topic, "retried at its last attempt", headers=attempted)
+    shared.produce(topic, "attempted too often", headers=[*attempted, ("tidemill.retry.attempt", b"6")])
+    threads: list[threading.Thread] = []
+    original = Publisher.publish
+
+    def publish(self: Publisher, *given: Any) -> Publication:
+        threads.append(threading.current_thread())
+        return original(self, *given)
+
+    monkeypatch.setattr(Publisher, "publish", publish)
+    async with (
+        AsyncClient(shared.bootstrap, timeout_s=20) as client,
+        client.queue(topic, group=topic, dead_letters=letters) as queue,
+    ):
+        while len(threads) < 3:
+            job = await queue.get(0.5)
+            if job is not None:
+                await (job.fail("no") if job.text() == "fails" else job.retry())
+    assert threading.main_thread() not in threads
+    assert len(shared.records(letters)) == 3
 
 
 async def test_a_cancelled_run_finishes_what_is_in_hand_and_releases_the_rest(

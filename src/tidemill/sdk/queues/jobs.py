@@ -62,11 +62,15 @@ class Settling:
         job.settle()
         return self._acknowledge(job, Acknowledge.ACCEPT)
 
+    def is_last(self, job: BaseJob) -> bool:
+        """Whether a retry would fail the job."""
+        return job.attempt >= self._attempts_max
+
     def retry(self, job: BaseJob, after: Delay | None, why: str) -> Future[None]:
-        """`has_delays` may wait for a broker; with `after` None it is not called."""
+        """Waits for a broker or for room, unless `after` is None and it is not the last attempt."""
         # A claim is passed on as a claim.
         record = job.record.as_stored()
-        is_last = record.attempt >= self._attempts_max
+        is_last = self.is_last(job)
         if after is not None and not is_last and not self._has_delays(record.topic):
             raise InvalidSetting(
                 f"retry: topic {record.topic} has no delays, so a job cannot come again at a time of its own; create "
@@ -84,6 +88,7 @@ class Settling:
         )
 
     def fail(self, job: BaseJob, why: str) -> Future[None]:
+        """With dead letters it waits for room, and for the store of a large payload."""
         job.settle()
         record = job.record.as_stored()
         LOGGER.warning("job %s offset %d failed: %s", record.topic_partition, record.offset, why)
@@ -108,13 +113,17 @@ class Settling:
             return self._acknowledge(job, Acknowledge.ACCEPT)
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
-        publication = self._publish(topic, instead)
+        try:
+            publication = self._publish(topic, instead)
+        except ClientError:
+            # It is locked as before: the caller may try something else.
+            job.is_settled = False
+            raise
         publication.reported_elsewhere()
 
         def published(_: object) -> None:
             error = publication.exception()
             if error is not None:
-                # It is locked as before: the caller may try something else.
                 job.is_settled = False
                 future.set_exception(error)
                 return
@@ -233,14 +242,14 @@ class AsyncJob(BaseJob):
 
     async def retry(self, after: Delay | None = None, why: str = "") -> None:
         """Let it come again: at once or after the group's backoff, or after a time of its own in a topic with delays."""
-        if after is None:
+        if after is None and not self._settling.is_last(self):
             await self._wait(self._settling.retry(self, None, why))
         else:
             await self._wait(await asyncio.to_thread(self._settling.retry, self, after, why))
 
     async def fail(self, why: BaseException | str = "") -> None:
         """Give it up: it is archived, and becomes a dead letter where the queue or the group has such a topic."""
-        await self._wait(self._settling.fail(self, message_of(why)))
+        await self._wait(await asyncio.to_thread(self._settling.fail, self, message_of(why)))
 
     async def extend(self) -> None:
         """Begin the time of its lock anew."""

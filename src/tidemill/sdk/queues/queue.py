@@ -178,11 +178,16 @@ class Workshop:
     def hand_out(self, job: BaseJob) -> bool:
         """False for a job whose attempts are used up: workers died of it, or lost it, after delayed retries."""
         if job.attempt > self._attempts_max:
-            assert self._settling is not None
-            self._settling.fail(job, f"attempt {job.attempt} of {self._attempts_max}")
             return False
         self._in_hand.append(job)
         return True
+
+    def give_up(self, job: BaseJob) -> None:
+        """Fails a job whose attempts are used up. Where that is not possible, it comes again when its lock ends."""
+        try:
+            self.settling.fail(job, f"attempt {job.attempt} of {self._attempts_max}")
+        except ClientError as error:
+            LOGGER.warning("%r: %s", job, error)
 
     @property
     def has_full_hands(self) -> bool:
@@ -241,7 +246,10 @@ class Queue(Iterator[Job]):
                 _PAUSE.wait(min(timeout_s, _STEP_S / 10))
             return None
         job = Job(*taken, workshop.settling, workshop.timeout_s)
-        return job if workshop.hand_out(job) else None
+        if workshop.hand_out(job):
+            return job
+        workshop.give_up(job)
+        return None
 
     def run(self, handler: Callable[[Job], object], *, stop: threading.Event | None = None) -> None:
         """Work on jobs in `concurrency` threads, until `stop` is set or Ctrl-C.
@@ -341,7 +349,10 @@ class AsyncQueue(AsyncIterator[AsyncJob]):
             # A handler that uses the value later must not hold up the loop.
             await asyncio.to_thread(workshop.read_ahead, taken[1])
         job = AsyncJob(*taken, workshop.settling, workshop.timeout_s)
-        return job if workshop.hand_out(job) else None
+        if workshop.hand_out(job):
+            return job
+        await asyncio.to_thread(workshop.give_up, job)
+        return None
 
     async def run(self, handler: Callable[[AsyncJob], Awaitable[object]]) -> None:
         """Work on `concurrency` jobs at a time, until the task is cancelled.
