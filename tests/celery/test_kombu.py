@@ -12,10 +12,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from amqp.exceptions import IrrecoverableChannelError, RecoverableConnectionError
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 from tests.celery.conftest import url_of
+from tidemill.celery.backend import Backend
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.testing import InProcessBroker
@@ -129,6 +131,26 @@ def test_message_that_is_not_acknowledged_goes_to_another_consumer(
         assert inbox.wait() == ["again"]
         assert inbox.messages[0].delivery_info["redelivered"]
         inbox.messages[0].ack()
+
+
+@pytest.mark.parametrize("failure", [RecoverableConnectionError, IrrecoverableChannelError])
+def test_requeue_whose_copy_cannot_be_written_gives_the_message_up(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, failure: type[Exception]
+) -> None:
+    """Such as by a worker that may not write. It must not stay locked, nor take the place of other messages."""
+
+    def refused(*_: object) -> None:
+        raise failure("not authorized")
+
+    monkeypatch.setattr(Backend, "publish_again", refused)
+    queue = Queue(name)
+    with consuming(connection, queue, prefetch=1) as inbox:
+        publish(connection, "again", queue)
+        for count in range(1, 11):
+            assert inbox.wait(count) == ["again"] * count
+            inbox.messages[-1].requeue()
+        publish(connection, "next", queue)
+        assert inbox.wait(11)[-1] == "next"
 
 
 def test_requeue_delivers_again_more_often_than_the_group_allows(connection: Connection, name: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import AMQPError, RecoverableConnectionError
 from kombu.utils.uuid import uuid
 
 from tidemill.celery.backend import Backend
@@ -116,8 +116,12 @@ class QueueInbox:
             return
         if kind is Acknowledge.RELEASE and delivery.delivery_count >= self._deliveries_max:
             # Another release would archive it; a requeue is meant to keep it.
-            self._backend.publish_again(delivery.partition.topic, delivery.record.value)
-            kind = Acknowledge.ACCEPT
+            try:
+                self._backend.publish_again(delivery.partition.topic, delivery.record.value)
+                kind = Acknowledge.ACCEPT
+            except AMQPError as failure:
+                # Celery only logs it, or ends; under a lock that is renewed the message would never come again.
+                LOGGER.error("%s is given up: its copy was not written: %s", _where(delivery), failure)
         self._acknowledge(delivery, kind)
 
     def _acknowledge(self, delivery: ShareDelivery, kind: Acknowledge) -> None:
