@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import Gateway, start_gateway
+from tests.gateway.conftest import HTTP_TIMEOUT_S, Gateway, start_gateway
 from tidemill import Client
 from tidemill.claims.claim import Claim
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.gateway.settings import Settings
+from tidemill.objects.folder import FolderStore
+from tidemill.objects.store import OpenObject
 from tidemill.testing import InProcessBroker
 
 LARGE = "large " * 50
@@ -62,6 +67,46 @@ def publish_claims(broker: InProcessBroker, topic: str, *claims: Claim) -> None:
     with Client(broker.bootstrap) as client:
         for claim in claims:
             client.publish(topic, b"", headers=claim.headers())
+
+
+class _SilentStore(FolderStore):
+    """Gives no answer to reads until it is released."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.answers = threading.Event()
+        self.asked = threading.Semaphore(0)
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[OpenObject]:
+        self.asked.release()
+        self.answers.wait()
+        with super().open(key) as found:
+            yield found
+
+
+def test_store_that_gives_no_answer_holds_up_no_other_requests(
+    broker: InProcessBroker, scans: str, root: Path
+) -> None:
+    store, other = _SilentStore(root), broker.create_topic("without-claims")
+    settings = Settings(
+        bootstrap=broker.bootstrap, large_payloads=LargePayloads(store, threshold_bytes=100, limit_bytes=1000)
+    )
+    with start_gateway(settings, broker) as gateway, ThreadPoolExecutor(30) as callers:
+        produce(gateway, scans, {"value": "small"}, {"value": LARGE})
+        produce(gateway, other, {"value": "small"})
+        reads = [callers.submit(read, gateway, scans) for _ in range(2 * settings.limits.asks_max)]
+        paths = [f"/console/api/topics/{scans}/messages/0/1/value"] * 8
+        downloads = [callers.submit(gateway.client.get, path) for path in paths]
+        try:
+            for _ in range(4):
+                assert store.asked.acquire(timeout=HTTP_TIMEOUT_S)
+            assert [each["value"] for each in read(gateway, other)["records"]] == ["small"]
+        finally:
+            store.answers.set()
+        for answer in reads:
+            assert [each["value"] for each in answer.result()["records"]] == ["small", LARGE]
+        assert {answer.result().json() for answer in downloads} == {LARGE}
 
 
 def test_value_above_the_threshold_is_stored_and_read_back_in_order_with_its_headers(

@@ -1,15 +1,17 @@
 """Large payloads: into an object store before their record is written, and back when it is read.
 
-Calls to the store block, so `store` uses threads, a few at a time; `resolved` is called in threads that read records anyway.
+Calls to the store block, so they use threads of their own, a few at a time. A store that gives no answer holds up what
+needs it, and no other request. Consumer instances call `resolved` in their own threads.
 A claim that cannot be resolved is refused with a `Problem` that names its record. It is never answered as an empty value.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from tidemill.claims.claim import CLAIM_HEADERS, CLAIM_VALUE, Place, Text, has_claim, parse_claim
 from tidemill.claims.errors import ClaimCorrupt, ClaimError, ClaimStoreDown, ClaimTooLarge
@@ -17,6 +19,9 @@ from tidemill.claims.large_payloads import LargePayloads
 from tidemill.gateway.problems import Problem
 
 _THREADS = 4
+_WAITING_MAX = 256
+
+T = TypeVar("T")
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -32,9 +37,20 @@ class Payloads:
     def __init__(self, large_payloads: LargePayloads | None) -> None:
         self._large_payloads = large_payloads
         self._pool = ThreadPoolExecutor(_THREADS, "gateway-payloads")
+        self._running = 0
 
     def close(self) -> None:
         self._pool.shutdown()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Returns the result of a call that may read many payloads, in a thread."""
+        if self._running >= _THREADS + _WAITING_MAX:
+            raise Problem(503, 50301, "too many requests wait for the object store; try again later")
+        self._running += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        finally:
+            self._running -= 1
 
     def is_large(self, value: bytes | None) -> bool:
         return self._large_payloads is not None and self._large_payloads.is_large(value)
@@ -45,9 +61,8 @@ class Payloads:
         assert large_payloads is not None
         if any(name in CLAIM_HEADERS for name, _ in headers):
             raise Problem(400, 40002, "headers of claims are for records without a value")
-        loop = asyncio.get_running_loop()
         try:
-            claim = await loop.run_in_executor(self._pool, large_payloads.put, topic, value)
+            claim = await self.run(partial(large_payloads.put, topic, value))
         except ClaimCorrupt as error:
             raise Problem(409, 40908, str(error)) from None
         except ClaimError as error:

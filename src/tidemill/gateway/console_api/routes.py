@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tidemill.claims.claim import Place
 from tidemill.client.admin.topics import ResourceType
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster import inquiries
@@ -400,11 +401,10 @@ async def message_part(request: Request) -> Response:
         raise Problem(404, 404, f"a record has a key and a value, no {what[:50]!r}")
     index = listing.whole_number("the partition", request.path_params["partition"], 0, 2**31 - 1)
     offset = listing.whole_number("the offset", request.path_params["offset"])
+    backend, place = backend_of(request), Place(name, index, offset)
     async with console_of(request).readings:
-        backend = backend_of(request)
-        data = await backend.ask(
-            lambda admins: whole_record.read_part(admins.admin, name, index, offset, what, backend.payloads)
-        )
+        record = await backend.ask(lambda admins: whole_record.read_record(admins.admin, place))
+    data = await whole_record.part_of(record, place, what, backend.payloads)
     file_name = whole_record.file_name(name, index, offset, what)
     # What others wrote is a file, never a page of this site.
     headers = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 
-from tidemill.claims.claim import Place
+from tidemill.claims.claim import Place, has_claim
 from tidemill.client.admin.topics import Admin
 from tidemill.client.retry import UnknownTopic
 from tidemill.gateway.cluster.fetching import Fetcher
@@ -20,14 +21,23 @@ _PAUSE_S = 0.02
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def read_part(admin: Admin, topic: str, partition: int, offset: int, part: str, payloads: Payloads) -> bytes:
-    """404 when there is no such record, or it has no such part. In a thread."""
-    record = _record(admin, topic, partition, offset)
+def read_record(admin: Admin, place: Place) -> Record:
+    """404 when there is no such record. In a thread."""
+    record = _record(admin, *place)
     if record is None:
-        raise Problem(404, 404, f"partition {partition} of topic {topic} has no record at offset {offset}")
-    data = record.key
-    if part == "value":
-        data = payloads.resolved(Place(topic, partition, offset), record.value, record.headers)
+        raise Problem(
+            404,
+            404,
+            f"partition {place.partition} of topic {place.topic} has no record at offset {place.offset}",
+        )
+    return record
+
+
+async def part_of(record: Record, place: Place, part: str, payloads: Payloads) -> bytes:
+    """404 when the record has no such part."""
+    data = record.key if part == "key" else record.value
+    if part == "value" and has_claim(record.value, record.headers):
+        data = await payloads.run(partial(payloads.resolved, place, record.value, record.headers))
     if data is None:
         raise Problem(404, 404, f"the record's {part} is null")
     return bytes(data)

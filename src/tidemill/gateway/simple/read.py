@@ -25,7 +25,7 @@ from typing import NamedTuple
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tidemill.claims.claim import CLAIM_HEADERS, Place, claimed_bytes
+from tidemill.claims.claim import CLAIM_HEADERS, Place, claimed_bytes, has_claim
 from tidemill.client.admin.topics import Admin
 from tidemill.gateway.answers import JSON, json_bytes
 from tidemill.gateway.cluster.access import backend_of
@@ -116,9 +116,10 @@ async def read_records(request: Request) -> Response:
                 positions=at,
                 limit=limit,
                 bytes_max=limits.answer_bytes_max,
-                payloads=backend.payloads,
             )
         )
+        if any(has_claim(each.record.value, each.record.headers) for each in found.records):
+            found = await backend.payloads.run(partial(_with_payloads, found, topic, backend.payloads))
         positions = found.positions
         if found.records or time.monotonic() >= deadline_s:
             return Response(_page(found), media_type=JSON)
@@ -166,9 +167,8 @@ def _begin(admin: Admin, places: list[TopicPartition], start: str) -> dict[Topic
     return admin.start_offsets(places)
 
 
-def _read(
-    admins: Admins, topic: str, positions: dict[int, int], limit: int, bytes_max: int, payloads: Payloads
-) -> _Found:
+def _read(admins: Admins, topic: str, positions: dict[int, int], limit: int, bytes_max: int) -> _Found:
+    """Claims are resolved later, in other threads than those of all requests to the cluster."""
     records: list[Read] = []
     size_bytes = 0
     chunks = Fetcher(admins.cluster, topic, READ_COMMITTED).round(positions)
@@ -186,15 +186,26 @@ def _read(
                 # The rest is for the next request.
                 positions[partition] = each.record.offset
                 break
-            try:
-                records.append(each._replace(record=resolved(each.record, place, payloads)))
-            except Problem:
-                if not records:
-                    raise
-                # It is what the next request begins with, and is refused with.
-                positions[partition] = each.record.offset
-                break
+            records.append(each)
     return _Found(records, positions)
+
+
+def _with_payloads(found: _Found, topic: str, payloads: Payloads) -> _Found:
+    """The records up to the first claim of each partition that cannot be resolved. Blocks as long as the store does."""
+    records: list[Read] = []
+    refused: dict[int, int] = {}
+    for each in found.records:
+        if each.partition in refused:
+            continue
+        place = Place(topic, each.partition, each.record.offset)
+        try:
+            records.append(each._replace(record=resolved(each.record, place, payloads)))
+        except Problem:
+            if not records:
+                raise
+            # It is what the next request begins with, and is refused with.
+            refused[each.partition] = each.record.offset
+    return _Found(records, {**found.positions, **refused})
 
 
 def resolved(record: Record, place: Place, payloads: Payloads) -> Record:
