@@ -21,7 +21,7 @@ from tidemill.objects.store import CHUNK_BYTES, ObjectInfo, ObjectNotFound, Open
 # Up to here one conditional request; beyond it parts of this size, a few of them in memory.
 _PART_BYTES = 8 * 1024 * 1024
 _PARTS_AT_ONCE = 4
-_ANSWER_S = 30
+_RETRIES_S = 30
 _RETRIES = 3
 
 
@@ -37,9 +37,9 @@ class RemoteStore:
         self._obstore: Any = obstore
         self._failure: type[Exception] = BaseError
         self.uri = url.rstrip("/")
+        # No client options: they would hide those of the environment, such as AWS_ALLOW_HTTP. A request may take 30 s.
         given: dict[str, Any] = {
-            "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_ANSWER_S)},
-            "client_options": {"timeout": timedelta(seconds=_ANSWER_S)},
+            "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRIES_S)},
             **options,
         }
         try:

@@ -203,6 +203,24 @@ def test_large_object_is_read_although_no_request_lasts_for_all_of_it(
     assert sum(len(chunk) for chunk in LargePayloads(store).chunks(claim, PLACE)) == len(_Ranges.content)
 
 
+@pytest.mark.parametrize("recorder", [_Ranges], indirect=True)
+def test_environment_says_how_a_bucket_is_reached(
+    recorder: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line, the gateway and Spark have no other place for options."""
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{recorder.server_port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with open_store("s3://claims").open(KEY) as found:
+        assert found.size == len(_Ranges.content)
+
+
 # Google Cloud Storage and Azure: no server of theirs runs here, so this is what goes over the wire.
 
 
