@@ -336,7 +336,7 @@ def test_a_run_of_nothing_is_one_empty_batch_that_reaches_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_known_in_advance_changes_nothing(seed: int) -> None:
+def test_known_runs_do_not_change_the_result(seed: int) -> None:
     """Little, much or nothing may be known of where records are left out."""
     random = Random(seed)
     log = new_log()

@@ -154,7 +154,7 @@ def test_a_failover_ends_with_the_first_ack_of_a_message_sent_to_the_partition_a
         ([[3, 0], [1], [2]], 0, 1),
     ],
 )
-def test_what_comes_back_is_compared_with_what_was_acknowledged(
+def test_stored_messages_are_compared_with_acknowledged_ones(
     found: list[list[int]], lost: int, repeated: int
 ) -> None:
     history = History(sent_s=[0.0] * 7, acks=[(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)])

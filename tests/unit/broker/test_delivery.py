@@ -206,7 +206,7 @@ def test_failure_29_snapshot_of_records_that_were_replaced_before_it_is_written_
     assert led.restored() is None
 
 
-def test_what_becomes_visible_during_a_round_is_looked_at_after_it() -> None:
+def test_records_that_become_visible_during_a_round_start_another_one() -> None:
     rounds: list[object] = []
     work = SimpleNamespace(submit=lambda *_: rounds.append(None))
     listeners: list[Any] = []

@@ -124,7 +124,7 @@ def _closed() -> _Owner:
     return owner
 
 
-def test_what_blocks_is_done_elsewhere_and_may_fail() -> None:
+def test_blocking_step_runs_in_a_thread_and_may_fail() -> None:
     async def run() -> None:
         def piece(function: Callable[[], int]) -> Steps[int]:
             result: int = yield function
@@ -154,7 +154,7 @@ class _Large:
 
 
 @pytest.mark.parametrize("is_in_thread", [False, True])
-def test_what_failed_work_held_is_free_at_once(is_in_thread: bool) -> None:
+def test_objects_of_failed_work_are_released_at_once(is_in_thread: bool) -> None:
     """Without the garbage collector, which a few large objects do not call."""
     held: list[weakref.ref[_Large]] = []
 

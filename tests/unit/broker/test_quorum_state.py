@@ -27,7 +27,7 @@ def file() -> QuorumStateFile:
 
 
 @pytest.mark.parametrize("state", _STATES)
-def test_what_is_written_can_be_read(file: QuorumStateFile, state: ElectionState) -> None:
+def test_written_state_can_be_read(file: QuorumStateFile, state: ElectionState) -> None:
     file.write(state)
     assert file.read() == state
 

@@ -387,7 +387,7 @@ def test_a_replica_that_left_in_a_crash_and_returns_after_a_clean_stop_is_checke
     assert "is another one" not in caplog.text, "what was committed was cut and copied again"
 
 
-def test_what_others_got_while_it_was_away_is_set_aside(
+def test_log_of_a_partition_reassigned_during_absence_is_set_aside(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

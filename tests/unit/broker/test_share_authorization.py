@@ -172,7 +172,7 @@ async def test_right_that_is_taken_away_ends_within_the_session(authorized: Auth
     assert found[PUBLIC].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
-async def test_what_is_in_flight_needs_describe_on_group_and_topic(authorized: Authorized) -> None:
+async def test_in_flight_records_need_describe_on_group_and_topic(authorized: Authorized) -> None:
     await ready(authorized)
     topics = [
         share.DescribeShareGroupOffsetsRequestTopic(topic_name=name, partitions=[0])

@@ -133,7 +133,7 @@ async def test_read_returns_the_state(coordinators: Coordinators) -> None:
     assert await make(coordinators).read(key(0), 4) == ShareState(3, 5, CHANGE.batches)
 
 
-async def test_what_gathers_goes_with_the_next_request(coordinators: Coordinators) -> None:
+async def test_writes_that_gather_go_with_the_next_request(coordinators: Coordinators) -> None:
     client = make(coordinators)
     coordinators.may_answer.clear()
     first = asyncio.ensure_future(client.write(key(0), CHANGE))

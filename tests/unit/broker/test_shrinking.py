@@ -184,7 +184,7 @@ def test_leader_that_does_not_know_of_the_shrink_stores_nothing_for_another_part
     assert ends(world, 1) == [1, 1, 1]
 
 
-def test_what_is_stored_for_another_partition_is_final_before_it_is_told(world: World) -> None:
+def test_stored_batches_of_another_partition_are_final_before_they_are_returned(world: World) -> None:
     shrink(world)
     world.settle()
 

@@ -135,7 +135,7 @@ def test_huge_frames_between_small_ones_arrive_whole(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_what_the_socket_does_not_take_at_once_follows_later(loop_name: str) -> None:
+def test_bytes_that_the_socket_does_not_take_at_once_are_sent_later(loop_name: str) -> None:
     async def scenario() -> None:
         async with listening() as (listener, address):
             dialled = Dialled(address)

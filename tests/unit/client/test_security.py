@@ -163,7 +163,7 @@ LOGIN = {"sasl.username": "alice", "sasl.password": SECRET}
         (SASL | {"sasl.jaas.config": f'{SCRAM_MODULE} required username="a";'}, "needs sasl.username and"),
     ],
 )
-def test_what_is_refused(options: dict[str, str], expected: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         SecurityOptions.parse(options)
     assert "rabbit" not in str(caught.value)

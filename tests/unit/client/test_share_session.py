@@ -155,7 +155,7 @@ def test_a_session_that_the_broker_does_not_know_begins_anew_and_its_locks_are_l
     assert [each.partition_index for each in again.topics[0].partitions] == [0]
 
 
-def test_what_the_broker_does_not_answer_for_is_lost() -> None:
+def test_acknowledgements_missing_in_the_response_are_lost() -> None:
     session = opened(FIRST)
     take(session, 1)
     session.acknowledge_request()

@@ -42,7 +42,7 @@ class TestFirstRecords:
     def test_they_are_written_once(self) -> None:
         assert Cluster().begin("another id") == []
 
-    def test_what_is_missing_is_added(self) -> None:
+    def test_missing_features_and_configs_are_added(self) -> None:
         cluster = Cluster(brokers=0)
         older = MetadataImage(
             features={"metadata.version": 7}, configs={ConfigResource(4, "1"): {"min.insync.replicas": "3"}}
@@ -76,7 +76,7 @@ class TestRegistration:
         # The partition's change comes first: the broker stopped uncleanly.
         assert cluster.register(1) == end_offset + 1 == broker_epoch(cluster, 1)
 
-    def test_what_is_stored(self) -> None:
+    def test_registration_is_stored_in_the_image(self) -> None:
         cluster = Cluster(brokers=0)
         cluster.register(
             1, rack="r", features=[Feature(name="f", min_supported_version=1, max_supported_version=3)]

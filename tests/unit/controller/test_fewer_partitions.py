@@ -228,7 +228,7 @@ def test_a_partition_that_is_removed_again_ends_where_the_last_one_did(cluster: 
         grow(cluster, 4)
 
 
-def test_what_was_empty_is_not_known_to_be_when_a_shrink_is_taken_back(cluster: Cluster) -> None:
+def test_noted_empty_partitions_are_forgotten_when_a_shrink_is_cancelled(cluster: Cluster) -> None:
     shrink(cluster, 2)
     remove(cluster, 3)
     assert settings(cluster)[PARTITIONS_EMPTY] == "3:7"

@@ -81,7 +81,7 @@ def test_many_members_that_start_together_cost_two_assignments() -> None:
     assert world.group().state == "Stable"
 
 
-def test_a_heartbeat_that_says_nothing_writes_nothing() -> None:
+def test_heartbeat_without_changes_writes_no_records() -> None:
     world = world_with()
     members = consumers(world, 3)
     settle(world, members)

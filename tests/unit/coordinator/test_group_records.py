@@ -95,7 +95,7 @@ def test_a_tombstone_has_a_key_and_no_value() -> None:
         OffsetCommitValue(offset=1, metadata="x", commit_timestamp=3, expire_timestamp=4),
     ],
 )
-def test_what_is_written_is_read_back(value: OffsetCommitValue) -> None:
+def test_written_records_are_read_back(value: OffsetCommitValue) -> None:
     record = Record(OffsetCommitKey(group="g", topic="orders", partition=7), value)
     assert decode(*encode(record)) == record
 

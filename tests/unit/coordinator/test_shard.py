@@ -274,7 +274,7 @@ def test_each_timer_sees_what_the_one_before_it_wrote(harness: Harness) -> None:
     assert harness.shard.deadline_ms == 90
 
 
-def test_what_must_be_committed_first_is_reported_in_order_with_the_answers(harness: Harness) -> None:
+def test_committed_effects_are_reported_in_order_with_the_answers(harness: Harness) -> None:
     harness.shard.handle(("add", 1), token=1, steady_ms=0)
     harness.shard.handle(("announce", 2), token=2, steady_ms=0)
     harness.shard.handle("read", token=3, steady_ms=0)
@@ -309,7 +309,7 @@ def test_a_failed_append_reports_what_undoing_it_has_to_say_and_nothing_else(har
     assert harness.told == [("undone", error), (1, error)]
 
 
-def test_what_an_effect_leads_to_comes_after_what_was_parked_before_it(harness: Harness) -> None:
+def test_answer_caused_by_an_effect_comes_after_answers_parked_before_it(harness: Harness) -> None:
     def report(effect: Any) -> None:
         harness.told.append(effect)
         if effect == ("announced", 1):

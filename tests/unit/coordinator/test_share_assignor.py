@@ -93,7 +93,7 @@ def test_members_with_other_topics_share_each_topic_by_itself() -> None:
     assert assigned["b"].keys() == {B}
 
 
-def test_what_may_not_be_assigned_is_taken_away() -> None:
+def test_partitions_that_may_not_be_assigned_are_revoked() -> None:
     spec = ShareAssignmentSpec(
         {"m": (A,)}, {A: frozenset({1})}, {"m": {A: frozenset({0, 1}), B: frozenset({0})}}
     )

@@ -176,7 +176,7 @@ def test_markers_are_wanted_only_when_the_decision_is_committed() -> None:
     assert world.markers["tx"].written == MarkersWritten("tx", 1000, ProducerEpoch(1))
 
 
-def test_what_is_decided_but_not_committed_when_loading_gets_its_markers_when_it_is_committed() -> None:
+def test_decision_not_committed_at_load_gets_its_markers_when_it_is_committed() -> None:
     world = World()
     init(world)
     add(world, 0, ORDERS)

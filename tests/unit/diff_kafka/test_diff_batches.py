@@ -42,7 +42,7 @@ def test_a_field_that_no_version_has_is_a_mistake() -> None:
         encode("metadata", 12, {"topics": [{"nam": "x"}]}, 1, "test")
 
 
-def test_what_must_differ_is_taken_out_and_nothing_else() -> None:
+def test_values_that_must_differ_are_normalised_and_no_others() -> None:
     topic_id, stranger = uuid.uuid4(), uuid.uuid4()
     facts = Facts(node_id=1, prefix="run-", topic_names={topic_id: "run-x"}, producer_ids={4: "<producer>"})
     tree = {

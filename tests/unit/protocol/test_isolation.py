@@ -69,7 +69,7 @@ def test_the_same_producer_may_abort_twice() -> None:
     assert left_out([(1, 4), (1, 0)], *batches) == ["0", "4"], "in whatever order they are listed"
 
 
-def test_what_was_written_outside_of_a_transaction_is_shown() -> None:
+def test_batch_outside_of_a_transaction_is_shown() -> None:
     batches = [written("in", 0, 1), written("out", 1, 1, attributes=0), ended("end", 2, 1, is_commit=False)]
     assert left_out([(1, 0)], *batches) == ["in"]
 

@@ -147,7 +147,7 @@ def test_rejected_record_is_not_done_before_its_dead_letter_is_written() -> None
     assert machine.start_offset == 3
 
 
-def test_what_comes_back_during_a_write_is_written_with_the_next_one() -> None:
+def test_records_that_come_back_during_a_write_are_in_the_next_one() -> None:
     machine = begun()
     take(machine, 1, 2, "a")
     take(machine, 1, 2, "b")

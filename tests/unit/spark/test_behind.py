@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from tidemill.spark.behind import offsets_behind_latest
 
 
-def test_how_far_a_query_is_behind() -> None:
+def test_offsets_behind_latest_are_least_average_and_most_of_the_partitions() -> None:
     kafka = {
         "endOffset": json.dumps({"a": {"0": 5, "1": 7}}),
         "latestOffset": json.dumps({"a": {"0": 15, "1": 7, "2": 2}}),

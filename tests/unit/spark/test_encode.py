@@ -173,7 +173,7 @@ def test_no_rows() -> None:
     assert list(encode(rows_of({"key": [], "value": []}), wall_ms=NOW_MS, batch_bytes_max=100)) == []
 
 
-def test_what_cannot_be_a_record_is_refused() -> None:
+def test_row_that_cannot_be_a_record_is_refused() -> None:
     bad = [
         (rows_of({"key": [1], "value": [b""]}, {"key": pa.int32()}), "not int32"),
         (
@@ -188,7 +188,7 @@ def test_what_cannot_be_a_record_is_refused() -> None:
             list(encode(rows, wall_ms=NOW_MS, batch_bytes_max=100))
 
 
-def test_what_is_encoded_is_decoded() -> None:
+def test_encoded_rows_are_decoded() -> None:
     columns = random_columns(random.Random(9), 300)
     rows = rows_of(columns)
     offset = 0

@@ -54,7 +54,7 @@ def test_a_pattern_finds_what_java_finds(pattern: str) -> None:
         ("[z-a]", "the range z-a goes backwards"),
     ],
 )
-def test_what_cannot_be_translated_is_named(pattern: str, message: str) -> None:
+def test_construct_that_cannot_be_translated_is_named(pattern: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         finder(pattern)
     assert "\n" not in str(refused.value)

@@ -323,7 +323,7 @@ def test_sink_that_gives_more_than_is_asked_for_warns(
         (Query.BATCH, {"startingOffsets": '{"orders":{"0":-1}}'}, "cannot start at the latest offset"),
     ],
 )
-def test_what_only_the_other_kind_of_query_has_is_refused(
+def test_option_of_the_other_kind_of_query_is_refused(
     query: Query, options: dict[str, str], message: str
 ) -> None:
     SourceOptions.parse({**MINIMAL, **options}, Query.ANY)

@@ -214,7 +214,7 @@ def test_the_template_is_a_pipeline_and_is_never_written_over(tmp_path: Path) ->
         ("x = 1\ndef pipeline(:\n", r"bad\.py line 2: SyntaxError"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, told: str) -> None:
+def test_error_in_a_pipeline_file_is_one_line(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "bad.py"
     path.write_text(text)
     with pytest.raises(PipelineError, match=told) as refused:

@@ -294,7 +294,7 @@ def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def test_where_two_histories_part() -> None:
+def test_divergence_of_two_histories_is_found() -> None:
     """Random histories as Raft-like logs have them: equal epochs at an offset mean equal prefixes."""
     rng = random.Random(5)
     for _ in range(300):

@@ -101,7 +101,7 @@ class TestOptions:
             ("path", "/orders", "path is not an option of this sink: the topic is an option"),
         ],
     )
-    def test_what_is_refused_is_named(self, name: str, value: str, error: str) -> None:
+    def test_refused_option_is_named(self, name: str, value: str, error: str) -> None:
         with pytest.raises(ConfigError, match=error) as refused:
             SinkOptions.parse(SERVERS | {name: value})
         assert "\n" not in str(refused.value)

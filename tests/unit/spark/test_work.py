@@ -54,7 +54,7 @@ def offsets(task: BrokerWork) -> list[int]:
     return [offset for rows in task.read(["offset"]) for offset in rows["offset"].to_pylist()]
 
 
-def test_what_was_gathered_before_a_loss_is_given_and_what_is_lost_is_not(
+def test_rows_gathered_before_a_loss_are_returned_and_lost_ones_are_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The batch after the loss still holds records that count as deleted."""
