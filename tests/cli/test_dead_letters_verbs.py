@@ -99,7 +99,7 @@ def test_only_letters_with_the_reason_are_replayed(cli: Run, topic: str) -> None
     assert values(cli, topic) == ["b", "a"]
 
 
-def test_a_letter_that_says_nothing_stays_and_is_named(cli: Run, topic: str) -> None:
+def test_letter_without_an_origin_stays_and_is_named(cli: Run, topic: str) -> None:
     letters = f"{topic}-dlq"
     cli("topics", "create", letters)
     cli("produce", letters, "what is this")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cli.conftest import Run
 
 
-def test_what_waits_is_listed_and_cancelled(cli: Run, topic: str) -> None:
+def test_waiting_messages_are_listed_and_cancelled(cli: Run, topic: str) -> None:
     cli("topics", "create", topic, "--config", "tidemill.delays.enable=true")
     cli("produce", topic, "now")
     cli("produce", topic, "--header", "tidemill-delay=2h", "--key", "a", "later")
@@ -29,7 +29,7 @@ def test_a_topic_without_delays_says_so(cli: Run, orders: str, topic: str) -> No
     assert cli("delays", "list", f"{topic}-missing").code == 1
 
 
-def test_what_waits_gets_another_time(cli: Run, topic: str) -> None:
+def test_waiting_message_is_rescheduled(cli: Run, topic: str) -> None:
     cli("topics", "create", topic, "--config", "tidemill.delays.enable=true")
     cli("produce", topic, "--header", "tidemill-delay=2h", "--header", "trace=7", "--key", "a", "later")
     place = ("delays", "reschedule", topic, "--offset", "0")

@@ -97,7 +97,7 @@ def test_input_that_pauses_is_written_at_once(cli: Run, spawn: Spawn, orders: st
     assert producer.wait(LIMIT_S) == 0
 
 
-def test_where_to_begin_and_end(cli: Run, cluster: Cluster, orders: str) -> None:
+def test_consume_begins_and_ends_where_its_options_say(cli: Run, cluster: Cluster, orders: str) -> None:
     for day, value in enumerate("abc"):
         write(cluster, orders, 0, value, timestamp_ms=JANUARY_MS + day * 86_400_000)
     write(cluster, orders, 1, "z", timestamp_ms=JANUARY_MS)

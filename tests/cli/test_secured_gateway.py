@@ -176,7 +176,7 @@ def test_tls_client_at_a_plain_status_listener_is_one_log_line(tmp_path: Path) -
         (("cluster", "start", "--gateway", "0.0.0.0:0"), "could read and change everything"),
     ],
 )
-def test_what_is_not_safe_is_refused_with_a_sentence(
+def test_unsafe_options_are_refused_with_a_sentence(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     more = () if words[0] == "gateway" else ("--data-dir", str(tmp_path / "data"))

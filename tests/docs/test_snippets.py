@@ -129,7 +129,7 @@ def test_every_page_with_snippets_is_run_by_a_test() -> None:
         assert tests, f"nothing in {folder} runs docs/{name}"
 
 
-def test_little_is_left_out_and_it_says_why() -> None:
+def test_skipped_snippets_are_few_and_have_a_reason() -> None:
     pages = [*_pages().values(), Page(ROOT / "README.md")]
     left_out = [snippet for page in pages for snippet in page.left_out]
     for snippet in left_out:

@@ -260,7 +260,7 @@ def test_bad_parameters_are_refused_with_a_reason(shown: httpx.Client, path: str
         "groups/nobody",
     ],
 )
-def test_what_is_not_there_is_404(shown: httpx.Client, path: str) -> None:
+def test_missing_resource_is_404(shown: httpx.Client, path: str) -> None:
     response = shown.get(f"{API}/{path}")
     assert response.status_code == 404
     assert response.json()["message"].startswith("there is no")

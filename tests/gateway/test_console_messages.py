@@ -109,7 +109,7 @@ def test_beyond_the_end_there_is_nothing(client: httpx.Client, ticks: str) -> No
     assert answer["is_complete"]
 
 
-def test_what_retention_took_is_passed_over(gateway: Gateway) -> None:
+def test_records_that_retention_removed_are_skipped(gateway: Gateway) -> None:
     topic = gateway.broker.create_topic("shortened")
     for number in range(10):
         gateway.broker.produce(topic, f"number {number}")

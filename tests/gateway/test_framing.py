@@ -77,7 +77,7 @@ def test_a_trailer_is_not_a_header(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("beside", [b"0\r\nX-Endless: ", b"2;extension="])
-def test_what_comes_beside_the_body_is_bounded(gateway_broker: InProcessBroker, beside: bytes) -> None:
+def test_chunk_extensions_and_trailers_are_bounded(gateway_broker: InProcessBroker, beside: bytes) -> None:
     limits = Limits(header_bytes_max=2048)
     with (
         start_gateway(Settings(bootstrap=gateway_broker.bootstrap, limits=limits), gateway_broker) as gateway,

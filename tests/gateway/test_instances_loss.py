@@ -64,7 +64,7 @@ def test_an_answer_that_is_broken_off_comes_again(gateway: Gateway, topic: str) 
     assert consumer.post("offsets").json()["offsets"][0]["offset"] == 59
 
 
-def test_what_was_not_answered_is_not_committed(gateway: Gateway, topic: str) -> None:
+def test_records_that_were_not_returned_are_not_committed(gateway: Gateway, topic: str) -> None:
     gateway.broker.produce(topic, "1")
     consumer = RestConsumer(gateway.client, format="json").subscribe(topic)
     until(consumer.partitions, "an assignment")

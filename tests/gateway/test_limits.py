@@ -294,7 +294,7 @@ def test_head_is_get_without_the_body(client: httpx.Client) -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
-def test_what_is_not_http(gateway: Gateway) -> None:
+def test_bytes_that_are_not_http(gateway: Gateway) -> None:
     with RawConnection(gateway) as connection:
         connection.send(b"\x00\x00\x00\x12 this is another protocol\r\n\r\n")
         status, body = connection.response()

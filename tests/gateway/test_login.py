@@ -93,7 +93,7 @@ def test_console_request_without_session_gets_no_dialog_of_the_browser(anybody: 
 
 
 @pytest.mark.parametrize("path", ["/", "/app.js", "/views/topics.js", "/healthz", "/docs", "/openapi.json"])
-def test_what_a_browser_needs_before_the_login_is_open(anybody: httpx.Client, path: str) -> None:
+def test_pages_that_a_browser_needs_before_the_login_are_open(anybody: httpx.Client, path: str) -> None:
     assert anybody.get(path).status_code == 200
 
 

@@ -48,7 +48,7 @@ def test_answers_are_counted_by_operation_and_status(gateway: Gateway, topic: st
     assert grown(f"{took}_sum POST /v1/topics/{{topic}}/produce") > 0
 
 
-def test_what_is_open_is_shown(gateway: Gateway, topic: str) -> None:
+def test_metrics_count_open_instances_and_requests(gateway: Gateway, topic: str) -> None:
     gateway.broker.create_topic(topic)
     media_type = {"Content-Type": "application/vnd.kafka.v2+json"}
     before = samples(gateway.client)["tidemill_gateway_consumer_instances"]

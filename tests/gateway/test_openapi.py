@@ -29,7 +29,7 @@ def operations(api: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def test_the_document_says_what_it_is(api: dict[str, Any]) -> None:
+def test_document_has_the_versions_of_openapi_and_of_the_gateway(api: dict[str, Any]) -> None:
     assert api["openapi"] == "3.1.0"
     assert api["info"]["version"] == __version__
 

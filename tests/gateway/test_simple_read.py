@@ -48,7 +48,7 @@ def test_a_caller_reads_on_where_it_was(gateway: Gateway, topic: str) -> None:
         (None, b"NaN"),
     ],
 )
-def test_what_is_read_can_be_produced_again(
+def test_records_that_are_read_can_be_produced_again(
     gateway: Gateway, topic: str, key: bytes | None, value: bytes | None
 ) -> None:
     gateway.broker.create_topic(topic)

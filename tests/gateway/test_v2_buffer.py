@@ -60,7 +60,7 @@ def test_only_what_is_confirmed_was_answered() -> None:
     assert (buffer.is_empty, buffer.waiting_bytes) == (True, 0)
 
 
-def test_what_is_given_back_comes_first_and_in_order() -> None:
+def test_records_that_are_given_back_come_first_and_in_order() -> None:
     buffer = filled((P0, 1), (P0, 2), (P0, 3))
     batch = buffer.take(20, encode)
     assert batch.body == b"[1,2]"

@@ -80,7 +80,7 @@ def test_lags(client: httpx.Client, gateway: Gateway, group: str, topic: str) ->
     assert client.get(summary["max_lag_partition"]["related"]).status_code == 200
 
 
-def test_what_is_not_there(client: httpx.Client, gateway: Gateway, group: str) -> None:
+def test_missing_group_member_or_partition_is_404(client: httpx.Client, gateway: Gateway, group: str) -> None:
     path = f"{gateway.v3}/consumer-groups/{group.replace('/', '%2F')}"
     for missing in (
         f"{gateway.v3}/consumer-groups/none",

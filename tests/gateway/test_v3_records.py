@@ -114,7 +114,9 @@ def test_a_wrong_record_is_refused(
     assert gateway.broker.records(topic) == []
 
 
-def test_where_there_is_nothing(client: httpx.Client, gateway: Gateway, records: str) -> None:
+def test_produce_to_missing_topic_or_partition_is_404(
+    client: httpx.Client, gateway: Gateway, records: str
+) -> None:
     unknown = client.post(f"{gateway.v3}/topics/none/records", json={})
     assert (unknown.status_code, unknown.json()["error_code"]) == (404, 40403)
     beyond = client.post(records, json={"partition_id": 2})
@@ -172,7 +174,7 @@ def test_a_wrong_record_in_a_stream_does_not_stop_it(
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_what_comes_before_broken_json_is_written(
+def test_records_before_broken_json_are_written(
     client: httpx.Client, gateway: Gateway, records: str, topic: str, is_chunked: bool
 ) -> None:
     body = json.dumps(text_record("kept")).encode() + b' nonsense {"value": null}'
@@ -299,7 +301,7 @@ def test_a_producer_that_the_cluster_lost_track_of_is_replaced(
     assert [each.value for each in gateway.broker.records(topic)] == [b"written"]
 
 
-def test_what_was_reported_survives_a_crash_of_the_broker(topic: str) -> None:
+def test_reported_records_survive_a_crash_of_the_broker(topic: str) -> None:
     with (
         InProcessBroker() as broker,
         start_gateway(Settings(bootstrap=broker.bootstrap, timeout_s=20.0), broker) as gateway,

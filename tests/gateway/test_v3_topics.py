@@ -87,7 +87,7 @@ def test_a_topic_is_created_looked_at_and_deleted(client: httpx.Client, v3: str,
     assert error_code(client.delete(f"{v3}/topics/{topic}")) == (404, 40403)
 
 
-def test_what_the_cluster_refuses_is_said(client: httpx.Client, v3: str, topic: str) -> None:
+def test_topic_that_the_cluster_refuses_is_a_400(client: httpx.Client, v3: str, topic: str) -> None:
     assert client.post(f"{v3}/topics", json={"topic_name": topic}).status_code == 201
     for wanted in (
         {"topic_name": topic},
@@ -236,7 +236,7 @@ def test_several_configs_change_together_or_not_at_all(client: httpx.Client, v3:
     assert alter(set_policy, set_policy) == 400
 
 
-def test_what_a_new_topic_would_have(client: httpx.Client, v3: str, topic: str) -> None:
+def test_default_configs_are_those_of_a_new_topic(client: httpx.Client, v3: str, topic: str) -> None:
     new = client.get(f"{v3}/topics/{topic}/default-configs").json()
     assert new["kind"] == "KafkaTopicConfigList"
     values = {each["name"]: each["value"] for each in new["data"]}

@@ -134,7 +134,7 @@ def test_a_group_commits_and_resumes(
 
 
 @with_clients()
-def test_what_becomes_due_is_read_once(
+def test_record_that_becomes_due_is_read_once(
     client: Client, broker: InProcessBroker, writer: Client, topic: str
 ) -> None:
     broker.create_topic(topic, configs={"tidemill.delays.enable": "true"})

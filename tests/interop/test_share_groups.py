@@ -181,7 +181,7 @@ def test_records_of_a_member_that_leaves_go_to_another(
     assert values_of(got) == ["one", "two"]
 
 
-def test_what_was_accepted_stays_accepted_after_a_restart(tmp_path: Path) -> None:
+def test_accepted_records_stay_accepted_after_a_restart(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_broker(data, settings=SETTINGS) as broker:
         topic, group = new_topic(broker, 1), new_group(broker)

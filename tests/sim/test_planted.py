@@ -177,7 +177,7 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
     ),
     (
         Bug("a takeover leaves the timeout on", two_phase.a_takeover_leaves_the_timeout_on),
-        two_phase_courses.test_what_was_taken_over_in_two_phases_does_not_time_out,
+        two_phase_courses.test_transaction_taken_over_in_two_phases_does_not_time_out,
     ),
     (
         Bug(

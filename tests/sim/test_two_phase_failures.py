@@ -55,7 +55,7 @@ def test_original_producer_cannot_end_transaction_after_takeover(has_moved: bool
     play(course, has_transactions=True)
 
 
-def test_what_was_taken_over_in_two_phases_does_not_time_out() -> None:
+def test_transaction_taken_over_in_two_phases_does_not_time_out() -> None:
     """Not by a coordinator either that learns of it from the log alone."""
 
     def course(stage: Stage) -> None:

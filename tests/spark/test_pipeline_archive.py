@@ -166,7 +166,7 @@ def test_a_driver_that_is_killed_leaves_no_gap_and_no_duplicate(
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_what_follows_an_open_transaction_waits_for_its_end(
+def test_records_behind_an_open_transaction_wait_for_its_end(
     target: RunningBroker, topic: str, tmp_path: Path, is_commit: bool
 ) -> None:
     filled = FilledTopic(target.bootstrap, topic)
@@ -238,7 +238,7 @@ def test_of_two_archivers_the_first_says_that_it_was_taken_over(
     assert files_of(tmp_path) == named_files(tmp_path, topic)
 
 
-def test_what_is_archived_and_old_is_deleted_and_the_table_stays_whole(
+def test_old_archived_records_are_deleted_and_the_table_stays_whole(
     target: RunningBroker, topic: str, tmp_path: Path
 ) -> None:
     filled = FilledTopic(target.bootstrap, topic)

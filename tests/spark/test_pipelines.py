@@ -366,7 +366,7 @@ def test_a_users_file_may_need_a_session_at_its_top(
         ("pass\nimport nonsense_that_is_not_there", r"line 3: ModuleNotFoundError"),
     ],
 )
-def test_what_a_users_function_does_wrong_is_one_line(
+def test_error_of_a_users_function_is_one_line(
     run: Run, admin: Admin, topic: str, tmp_path: Path, body: str, told: str
 ) -> None:
     path = tmp_path / "wrong.py"

@@ -87,7 +87,7 @@ class TestSession:
             ("value string", {"kafka.acks": "2"}, "kafka.acks=2 is not understood"),
         ],
     )
-    def test_what_cannot_be_written_is_refused_in_a_line(
+    def test_rows_that_cannot_be_written_are_refused_in_a_line(
         self,
         spark: SparkSession,
         target: RunningBroker,

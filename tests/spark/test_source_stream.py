@@ -230,7 +230,7 @@ def test_partitions_and_topics_that_appear_are_read_from_their_beginning(
         assert run.ranges(end, later) == [(f"{topic}-a-1", 0, 1), (f"{topic}-b-0", 0, 1)]
 
 
-def test_what_is_deleted_ends_the_query_or_is_passed_over(
+def test_deleted_records_end_the_query_or_are_skipped(
     target: RunningBroker, feed: Feed, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept, gone = f"{topic}-kept", f"{topic}-gone"

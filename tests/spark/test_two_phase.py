@@ -520,7 +520,7 @@ class TestWriters:
             assert commits.fence() is None
         assert values(read(target.bootstrap, topic)) == ["a"]
 
-    def test_writes_of_one_batch_are_told_apart_by_their_names(
+    def test_writes_of_one_batch_are_distinguished_by_their_names(
         self, target: RunningBroker, sink: SinkOptions, topic: str
     ) -> None:
         """Rows name their topics, so the option does not."""

@@ -60,7 +60,7 @@ def test_waiting_delivered_and_cancelled_records_are_counted(broker: InProcessBr
     assert found["tidemill_delays_lateness_seconds_count"] == 1
 
 
-def test_what_an_older_log_says_is_not_counted_again(broker: InProcessBroker) -> None:
+def test_records_of_an_older_log_are_not_counted_again(broker: InProcessBroker) -> None:
     topic = broker.create_topic("later", configs=DELAYS)
     broker.produce(topic, "no", key="k", headers={"tidemill-delay": "4h", "tidemill-schedule-id": "a"})
     broker.produce(topic, "waits", headers={"tidemill-delay": "4h"})
