@@ -146,7 +146,7 @@ class Broker(RunningBroker):
         return int(ps.stdout) * 1024
 
     def open_files(self) -> int | None:
-        """How many descriptors the process holds; None where the system does not tell."""
+        """Returns the number of open descriptors of the process; None where the system does not report it."""
         directory = Path(f"/proc/{self.pid}/fd")
         return len(os.listdir(directory)) if directory.exists() else None
 

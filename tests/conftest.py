@@ -101,7 +101,7 @@ def broker(target: RunningBroker) -> Broker:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """Starts brokers of the test's own, all on `tmp_path / "data"` unless told otherwise, and stops them."""
+    """Starts brokers of the test's own, all on `tmp_path / "data"` by default, and stops them."""
     if BOOTSTRAP:
         pytest.skip("starts a broker of its own; TIDEMILL_INTEROP_BOOTSTRAP names one that is not ours")
     started: list[Broker] = []

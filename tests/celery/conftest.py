@@ -33,5 +33,5 @@ def connection(shared: InProcessBroker) -> Iterator[Connection]:
 
 @pytest.fixture
 def name() -> str:
-    """Of a queue or exchange that no other test uses."""
+    """Returns the name of a queue or exchange that no other test uses."""
     return f"q{next(_NUMBERS)}"

@@ -27,7 +27,7 @@ LIMIT_S = 20.0
 
 
 class Inbox:
-    """What a consumer was given."""
+    """The messages that a consumer was given."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -59,7 +59,7 @@ class LocalCluster(RunningCluster):
             raise AssertionError(f"the cluster did not stop\n{self.log()}") from None
 
     def node_pids(self) -> dict[int, int]:
-        """The nodes' processes by node id: children of the command, told apart by their configuration file."""
+        """The nodes' processes by node id: children of the command, distinguished by their configuration file."""
         listed = subprocess.run(
             ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
         )

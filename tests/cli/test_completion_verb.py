@@ -36,7 +36,7 @@ Ask = Callable[[str], list[str]]
 
 @pytest.fixture
 def bash(target: RunningBroker, tmp_path: Path) -> Ask:
-    """What bash offers for a line with the cursor at its end."""
+    """Returns the completions of bash for a line with the cursor at its end."""
     environment = {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",

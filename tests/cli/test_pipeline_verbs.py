@@ -33,7 +33,7 @@ def java() -> None:
 
 @pytest.fixture
 def state(tmp_path: Path) -> dict[str, str]:
-    """Where the commands keep their logs and checkpoints."""
+    """The folder in which the commands keep their logs and checkpoints."""
     return {"XDG_STATE_HOME": str(tmp_path / "state")}
 
 

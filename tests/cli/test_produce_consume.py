@@ -226,7 +226,7 @@ def _all_kinds_of_records() -> list[NewRecord]:
 
 
 def _held_records(cluster: Cluster, topic: str) -> dict[int, list[NewRecord]]:
-    """What each partition has, in its order."""
+    """Returns the records of each partition, in order."""
     partitions = cluster.partitions_of(topic)
     ends = Admin(cluster).end_offsets(partitions)
     consumer = Consumer(cluster, dict.fromkeys(partitions, 0))

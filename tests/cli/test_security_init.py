@@ -134,7 +134,7 @@ def test_added_user_logs_in_and_removed_user_does_not(safe: Safe) -> None:
 
 
 def served_certificate(address: str, trusted: Path) -> bytes:
-    """What the broker shows to a client that trusts only these authorities."""
+    """Returns the certificate that the broker shows to a client that trusts only these authorities."""
     host, port = address.rsplit(":", 1)
     context = ssl.create_default_context(cafile=str(trusted))
     with (

@@ -86,7 +86,7 @@ def begun(target: RunningBroker, transactional_id: str, topic: str, partition: i
 
 
 def leave_hanging(target: RunningBroker, topic: str, partition: int) -> None:
-    """A transaction that its coordinator never heard of."""
+    """Leaves a transaction open that its coordinator does not know."""
     header = Header(
         attributes=TRANSACTIONAL,
         producer_id=FORGOTTEN_PRODUCER_ID,

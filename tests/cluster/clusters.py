@@ -61,7 +61,7 @@ _folders = itertools.count(1)
 
 
 class Program(Protocol):
-    """What runs a `server.properties` file."""
+    """A program that runs a `server.properties` file."""
 
     def prepare(self, config: Path) -> None: ...
     def serve(self, config: Path) -> list[str]: ...
@@ -134,7 +134,7 @@ class ClusterNode(RunningBroker):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node listens, and what its command line begins with (to run it in a network namespace, say)."""
+    """The address of a node, and the beginning of its command line (to run it in a network namespace, say)."""
 
     host: str
     port: int
@@ -183,7 +183,7 @@ class PartitionState:
 
 
 class Cluster:
-    """Brokers 1 to `brokers`. `controllers` names who votes, by default all of them; other ids are controllers only."""
+    """Brokers 1 to `brokers`. `controllers` names the voters, by default all of them; other ids are controllers only."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ class Cluster:
         return [node for node in self.running() if node.id != node_id]
 
     def await_up(self, nodes: Sequence[ClusterNode] | None = None) -> None:
-        """Until each of the running brokers lists all of them."""
+        """Waits until each of the running brokers lists all of them."""
         nodes = self.running() if nodes is None else nodes
         wanted = {node.id for node in nodes}
 
@@ -397,7 +397,7 @@ class Cluster:
     def state(
         self, topic: str, partition: int, nodes: Sequence[ClusterNode] | None = None
     ) -> PartitionState | None:
-        """What the best informed of the nodes says of a partition; None while it has no leader."""
+        """Returns the newest state of a partition that any node knows; None while it has no leader."""
         found: list[PartitionState] = []
         for node in self.running() if nodes is None else nodes:
             described = self.ask(lambda connection: connection.metadata(topic), node)
@@ -421,7 +421,7 @@ class Cluster:
         return state.leader
 
     def await_other_leader(self, topic: str, partition: int, than: int) -> int:
-        """Until the rest of the cluster has moved the leadership away from a node; returns to whom."""
+        """Waits until the rest of the cluster has moved the leadership away from a node; returns the new leader."""
 
         def other() -> int | None:
             state = self.state(topic, partition, self.others(than))
@@ -430,7 +430,7 @@ class Cluster:
         return eventually(other, f"another leader of {topic}-{partition} than {than}", START_LIMIT_S)
 
     def await_in_sync(self, topic: str, partitions: int) -> None:
-        """Until every replica of every partition is in sync, and all running brokers say so."""
+        """Waits until all running brokers report every replica of every partition as in sync."""
 
         def is_in_sync(partition: int) -> bool:
             states = [self.state(topic, partition, [node]) for node in self.running()]

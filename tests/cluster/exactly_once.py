@@ -337,7 +337,7 @@ def judge(
     """Completes the summary, and fails with it unless every input given is in the output exactly once."""
 
     def settled() -> exactly_once.Logs | None:
-        """What both kinds of readers see of the output; None while a transaction is open."""
+        """Returns the output as both kinds of readers see it; None while a transaction is open."""
         committed, stable_ends = read_topic(bootstrap, output, "read_committed")
         uncommitted, log_ends = read_topic(bootstrap, output, "read_uncommitted")
         return exactly_once.Logs(given, committed, uncommitted) if stable_ends == log_ends else None

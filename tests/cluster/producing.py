@@ -104,7 +104,7 @@ def producing_to(broker: RunningBroker, topic: str, partitions: int, per_pause: 
 
 
 def read_log(broker: RunningBroker, topic: str, partitions: Iterable[int]) -> list[checker.Event]:
-    """What is in the partitions, to their ends."""
+    """Returns the records of the partitions, to their ends."""
     events: list[checker.Event] = []
     for partition in partitions:
         place = TopicPartition(topic, partition)

@@ -53,7 +53,7 @@ ANSWER_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Shape:
-    """Who decides and who leads: any fencing, election or lost controller changes it for good."""
+    """The controller and the leaders. Any fencing, election or lost controller changes it for good."""
 
     controller: tuple[int, int]
     # By partition of the innocent client's topic: leader, its epoch, ISR.

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass
 class History:
-    """What one partition was sent and what it acked, over all rounds."""
+    """The messages that one partition was sent, and those that it acked, over all rounds."""
 
     sent: set[bytes] = field(default_factory=set)
     acked: dict[int, list[bytes]] = field(default_factory=dict)
@@ -190,7 +190,7 @@ def consume_with_a_stock_client(broker: Broker, partition: int, start: int, end:
 
 
 def check_served(broker: Broker, histories: list[History]) -> None:
-    """After recovery: the files, the wire and a stock consumer tell the same story."""
+    """After recovery: the files, the wire and a stock consumer have the same records."""
     for partition, history in enumerate(histories):
         on_disk = parse_segments(segments(broker.data_dir, partition, history.checked_end), may_be_torn=False)
         served = read_all(broker, TOPIC, partition, history.checked_end)

@@ -48,7 +48,7 @@ def _from_the_other_brokers(network: Namespaces, node: int) -> None:
 
 
 def _of_what_it_sends(network: Namespaces, node: int) -> None:
-    """What the others send still arrives."""
+    """Cuts off what a node sends; what the others send still arrives."""
     for other in IDS:
         if other != node:
             network.cut_one_way(node, other)

@@ -47,7 +47,7 @@ AIOKAFKA_SETTINGS = {"request_timeout_ms": 60_000, "metadata_max_age_ms": 1_000,
 
 
 class AiokafkaProducing:
-    """What `Producing` does, by aiokafka, on a loop in a thread."""
+    """As `Producing`, with aiokafka on an event loop in a thread."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         self.events: list[checker.Event] = []
@@ -247,7 +247,7 @@ class Workload:
         self._compare_replicas()
 
     def _placed_by_the_log(self, history: Sequence[checker.Event]) -> list[checker.Event]:
-        """Where the messages are that were acked without an offset; somewhere they have to be."""
+        """Returns the places of messages that were acked without an offset; each must be in the log."""
         found = {
             (event.message, event.partition): event.offset
             for event in history
@@ -278,7 +278,7 @@ class Workload:
 
 
 def stored(node: ClusterNode, topic: str, partition: int) -> list[Batch]:
-    """What a node's files hold of a partition."""
+    """Returns the records of a partition in a node's files."""
     batches: list[Batch] = []
     for path in sorted((node.data_dir / f"{topic}-{partition}").glob("*.log")):
         data = path.read_bytes()

@@ -16,7 +16,7 @@ _PLACES = ("overview", "brokers", "topics", "views", "groups", "rebalances")
 
 
 def background(console: ConsolePage) -> int:
-    """How light the page is, from 0 to 765."""
+    """Returns the lightness of the page, from 0 to 765."""
     color = console.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     return sum(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
 

@@ -27,7 +27,7 @@ def find(console: ConsolePage, **fields: str) -> None:
 
 
 def offsets(console: ConsolePage, topic: str) -> list[int]:
-    """Of the rows on the screen, in their order."""
+    """Returns the offsets of the rows on the screen, in their order."""
     expect(console.page.get_by_role("status").filter(has_text="Looking")).to_have_count(0)
     cells = console.rows(f"Messages of {topic}").locator("td:nth-child(2)").all_text_contents()
     return [int(text.replace(",", "")) for text in cells]

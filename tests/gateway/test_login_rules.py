@@ -17,7 +17,7 @@ HOME, AWAY = "192.0.2.1", "198.51.100.7"
 
 
 def attempt(throttle: LoginThrottle, address: str, user: str, now_s: float, *, is_success: bool) -> float:
-    """How long it had to wait."""
+    """Returns how long the attempt had to wait."""
     begun = throttle.begin(address, user, now_s)
     assert begun is not None
     throttle.end(begun, now_s, is_success=is_success)

@@ -23,7 +23,7 @@ def written(answer: httpx.Response) -> list[tuple[int, int]]:
 
 
 def read_with_kafka(gateway: Gateway, topic: str, count: int, partition: int = 0) -> list[Any]:
-    """What an unmodified Kafka client sees."""
+    """Returns the records that an unmodified Kafka client reads."""
     consumer = Consumer(
         {"bootstrap.servers": gateway.broker.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"}
     )

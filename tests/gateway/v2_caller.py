@@ -72,7 +72,7 @@ class RestConsumer:
         return records
 
     def read_until(self, count: int) -> list[dict[str, Any]]:
-        """At least so many records, from as many requests as it takes."""
+        """Returns at least so many records, from as many requests as needed."""
         found: list[dict[str, Any]] = []
         deadline_s = time.monotonic() + TIMEOUT_S
         while len(found) < count:

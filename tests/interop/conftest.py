@@ -96,7 +96,7 @@ Join = Callable[..., Member]
 
 @pytest.fixture
 def join(group_target: RunningBroker, group: str, topic: str) -> Iterator[Join]:
-    """Starts members of the test's own group, subscribed to its own topic unless told otherwise."""
+    """Starts members of the test's own group, subscribed to its own topic by default."""
     with ExitStack() as members:
 
         def start(kind: type[GroupConsumer], **settings: Any) -> Member:

@@ -63,7 +63,7 @@ class KeyedProducer(ABC):
     def close(self) -> None: ...
 
     def partition_count(self) -> int | None:
-        """How many partitions the client knows; None for one that never learns of fewer."""
+        """Returns the number of partitions that the client knows; None for one that never learns of fewer."""
         return None
 
 
@@ -183,7 +183,7 @@ class KafkaPythonKeyed(KeyedProducer):
 
 
 class KcatKeyed(KeyedProducer):
-    """One process that reads records from its standard input. Its exit code tells about all of them."""
+    """One process that reads records from its standard input. Its exit code stands for all of them."""
 
     name = "kcat"
 
@@ -204,7 +204,7 @@ class KcatKeyed(KeyedProducer):
         self._process.stdin.flush()
 
     def flush(self) -> None:
-        """It tells nothing before its end."""
+        """Does nothing: kcat reports its deliveries only at its end."""
 
     def close(self) -> None:
         _, stderr = self._process.communicate(timeout=LIMIT_S)

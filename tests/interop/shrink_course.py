@@ -90,7 +90,7 @@ class KcatMember:
 
 
 class ProgramMember:
-    """A group of a program of another language. Ends when told, without an error."""
+    """A group of a program in another language. Ends on request, without an error."""
 
     def __init__(self, program: Conversation) -> None:
         self._program = program
@@ -162,7 +162,7 @@ class ShareMember:
 
 
 class Course(NamedTuple):
-    """What was sent, the messages of each partition as its log had them, and what each group got."""
+    """The sent messages, those of each partition's log, and those that each group read."""
 
     sent: dict[str, list[MessageId]]
     # The partitions that went, then those that stayed, then those that came.
@@ -281,7 +281,7 @@ def _run(
 
 
 def violations_of(course: Course, name: str) -> list[str]:
-    """What the checker finds about the records of a producer.
+    """Returns the violations that the checker finds in the records of a producer.
 
     A key's records lie in one partition, or in one that went, one that stayed and one that came, in this order.
     """
@@ -317,7 +317,7 @@ def scattered_keys(course: Course, name: str) -> set[str]:
 
 
 def unread(course: Course, name: str) -> set[MessageId]:
-    """What a group has not read. Records were in partitions that went and in those that came."""
+    """Returns the records that a group has not read. Records were in partitions that went and in those that came."""
     assert all(log for log in (*course.gone, *course.added))
     sent = {message for messages in course.sent.values() for message in messages}
     return sent - set(course.received[name])

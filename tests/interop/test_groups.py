@@ -172,7 +172,7 @@ def test_a_second_member_of_the_same_instance_fences_the_first(
 
 
 def _is_fenced(member: Member) -> bool:
-    """librdkafka tells with the next poll, kafka-python with the next commit."""
+    """librdkafka reports it with the next poll, kafka-python with the next commit."""
     errors = list(member.errors)
     try:
         member.do(lambda consumer: consumer.commit({place: Position(0) for place in consumer.assignment()}))

@@ -46,7 +46,7 @@ def places(other: Client, topic: str) -> list[TopicPartition]:
 
 
 def _reads(client: Client, place: TopicPartition, isolation: str) -> list[bytes]:
-    """What every library reads, when they agree."""
+    """Returns the records that every library reads; all must agree."""
     first, *others = [kind.read(client.bootstrap, place, isolation) for kind in KINDS]
     assert all(values == first for values in others)
     return first

@@ -49,7 +49,7 @@ class Announced:
 
 
 class Naive:
-    """What the rules say, one offset at a time."""
+    """A dumb model of the rules, one offset at a time."""
 
     def __init__(self) -> None:
         self.entries = {offset: Entry() for offset in range(LOG_END)}

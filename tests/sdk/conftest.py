@@ -28,7 +28,7 @@ def client(shared: InProcessBroker) -> Iterator[Client]:
 
 @pytest.fixture
 def name() -> str:
-    """Of a topic or group that no other test uses."""
+    """Returns the name of a topic or group that no other test uses."""
     return f"sdk-{next(_NUMBERS)}"
 
 

@@ -42,7 +42,7 @@ class _Over(Exception):
 
 
 class Answer(Generic[ResponseT]):
-    """Of a request that is under way."""
+    """The answer of a request that is under way."""
 
     def __init__(self) -> None:
         self.response: ResponseT | None = None
@@ -134,7 +134,7 @@ class Stage(World):
             raise _Over
 
     def wait(self, condition: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> None:
-        """Until it holds, with time to spare; looked at after every turn of every process."""
+        """Waits until a condition holds, with a generous limit. Checks it after every turn of every process."""
         if not self.wait_for(condition, limit_s, what):
             self.trace.add("world", self.health())
             raise _Over
@@ -183,7 +183,7 @@ class Stage(World):
         return self.cluster.machines[node_id]
 
     def machines(self) -> list[Machine]:
-        """Of the nodes that belong to the cluster."""
+        """Returns the machines of the nodes that belong to the cluster."""
         return [machine for machine in self.cluster.machines.values() if machine.id not in self.absent]
 
     def quorum_of(self, machine: Machine) -> Quorum | None:
@@ -205,7 +205,7 @@ class Stage(World):
         return self.machine(max(active)[1]) if active else None
 
     def image(self) -> MetadataImage:
-        """What the active controller's node knows."""
+        """Returns the image of the active controller's node."""
         node = self.controller().node
         assert node is not None
         return node.broker.image

@@ -27,7 +27,7 @@ def _partition(machine: Machine) -> Partition:
 
 
 def _state(machine: Machine) -> PartitionDelays | None:
-    """What the leader knows, once it has replayed its log to the end."""
+    """Returns the leader's state, once it has replayed its log to the end."""
     partition = _partition(machine)
     log = partition.log
     state = None if log is None else partition.delivery.state_of(log)
@@ -35,7 +35,7 @@ def _state(machine: Machine) -> PartitionDelays | None:
 
 
 def _read_anew(machine: Machine) -> PartitionDelays:
-    """What the whole log says."""
+    """Returns the state that a replay of the whole log gives."""
     partition = _partition(machine)
     assert partition.log is not None
     state = PartitionDelays(partition.log.log_start_offset, partition.high_watermark)

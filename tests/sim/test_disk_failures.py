@@ -212,7 +212,7 @@ def test_failure_27_a_controller_with_a_full_disk_does_not_spin() -> None:
 
 
 def _facts(stage: Stage) -> dict[str, object]:
-    """What changes only when a node was taken for dead or behind."""
+    """Returns the facts that change only when a node was taken for dead or behind."""
     image = stage.image()
     partitions = {
         f"{name}-{index}": (each.leader, each.leader_epoch, each.isr)

@@ -90,7 +90,7 @@ class Worker:
         return found
 
     def taken(self, broker: Machine, tp: TopicPartition, count: int) -> list[int]:
-        """What a broker hands out in the end."""
+        """Returns the records that a broker hands out in the end."""
         for _ in range(_TRIES):
             found = self.take(broker, tp, count)
             if found:

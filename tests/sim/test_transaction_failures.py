@@ -130,7 +130,7 @@ class Producer:
 
 
 def coordinator_or_none(stage: Stage) -> tuple[Machine, Transactions] | None:
-    """Where the id is coordinated now, and the machine that does it."""
+    """Returns the node that coordinates the id now, and its machine."""
     for machine in stage.machines():
         hosts = machine.node.broker.transactions if machine.node is not None else None
         for hosted in hosts.runtime._shards.values() if hosts is not None else ():

@@ -38,7 +38,7 @@ FORMAT = "tidemill_faulty"
 
 
 def announce_driver(folder: Path) -> None:
-    """The workers, which commit, inherit from the driver who it is."""
+    """Puts the driver's identity into the environment, which the committing workers inherit."""
     os.environ[FOLDER], os.environ[DRIVER] = str(folder), str(os.getpid())
 
 

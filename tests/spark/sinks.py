@@ -70,7 +70,7 @@ def _until_ends(consumer: Consumer, partition_count: int) -> Iterator[Seen]:
 
 
 def end_offsets(bootstrap: str, topic: str) -> list[int]:
-    """Where the partitions end when every transaction has: nothing was written, not even in vain, when these stay."""
+    """Returns the ends of the partitions when every transaction has ended. Equal ends mean that nothing was written."""
     with Cluster(bootstrap) as cluster:
         admin, partitions = Admin(cluster), cluster.partitions_of(topic)
 

@@ -97,7 +97,7 @@ class Attempt:
             self.process.send(number)
 
     def outcome(self) -> Written | None:
-        """None when it has not written, as far as it could tell."""
+        """Returns the outcome; None when the task has written nothing, as far as is known."""
         if not self.outcome_path.exists():
             return None
         told = pickle.loads(self.outcome_path.read_bytes())
@@ -151,7 +151,7 @@ class Executor:
 
 @dataclass
 class Batch:
-    """One attempt at a batch: what is to be read by each task, who is at it, and what came of it."""
+    """One attempt at a batch: the ranges of its tasks, the processes at work, and the outcomes."""
 
     works: Sequence[Work]
     running: dict[int, Attempt] = field(default_factory=dict)
@@ -326,7 +326,7 @@ class TaskKills:
         batch.running[number] = self._executor.start(batch.works[number], task)
 
     def _gather(self, batch: Batch) -> None:
-        """What became of tasks that are over. One that has not written is begun again."""
+        """Takes the outcomes of tasks that are over. A task without one is started again."""
         for number, attempt in list(batch.running.items()):
             if not attempt.is_over:
                 continue
@@ -338,7 +338,7 @@ class TaskKills:
                 self._begin(batch, number)
 
     def _end_driver(self, batch: Batch, death: str) -> None:
-        """The driver knows afterwards of nothing that was written, whether or not it had told the sink."""
+        """The driver knows afterwards of nothing that was written, whether or not it had called the sink."""
         if death == "after":
             self._query.commit_writer(batch.messages())
         elif death != "before":

@@ -46,7 +46,7 @@ def run_here(pipeline: Any, bootstrap: str, *words: str) -> tuple[Summary, list[
 
 
 def archived_rows(root: Path, topic: FilledTopic) -> list[Row]:
-    """What the archive holds, by its manifests alone."""
+    """Returns the rows of the archive, by its manifests alone."""
     opened = Archive(str(root))
     works = []
     for partition in opened.partitions(topic.name):
@@ -58,7 +58,7 @@ def archived_rows(root: Path, topic: FilledTopic) -> list[Row]:
 
 
 def covered(root: Path, topic: FilledTopic) -> list[Row]:
-    """What was written below the offsets at which the manifests end."""
+    """Returns the records below the offsets at which the manifests end."""
     opened = Archive(str(root))
     manifests = [opened.manifest(partition) for partition in opened.partitions(topic.name)]
     ends = {m.partition.partition: m.end_offset for m in manifests if m is not None}

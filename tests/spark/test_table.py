@@ -89,7 +89,7 @@ def row_of(row: dict[str, Any]) -> Row:
 def archive_up_to_now(
     topic: FilledTopic, root: Path, cluster: Cluster, *, chunk_bytes: int = 3000
 ) -> Archive:
-    """What the pipeline does in a round, without Spark."""
+    """Archives as a round of the pipeline does, without Spark."""
     archive = Archive(str(root))
     topic_id = uuid_text(cluster.topic(topic.name).topic_id)
     works = planned(topic, **({"archive": str(root)} if archive.topics() else {}))
@@ -107,7 +107,7 @@ def delete_before(cluster: Cluster, archive: Archive, topic: FilledTopic) -> Non
 
 
 def await_sealed_synced(data_dir: Path, topic: FilledTopic) -> None:
-    """Until the broker's checkpoint says that all its sealed segments are on disk."""
+    """Waits until the broker's checkpoint covers all its sealed segments."""
 
     def is_synced() -> bool:
         path = data_dir / "recovery-point-offset-checkpoint"
@@ -323,7 +323,7 @@ def test_what_an_old_leader_wrote_alone_is_not_read(topic: str, tmp_path: Path) 
 
 
 def streamed(topic: FilledTopic) -> list[Row]:
-    """What a stream from the beginning reads up to now."""
+    """Returns the rows that a stream from the beginning reads up to now."""
     told = {**options_of(topic), "startingOffsets": "earliest"}
     reader = StreamReader(SourceOptions.parse(told, Query.STREAM))
     start = reader.initialOffset()

@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 class FilledTopic:
-    """What was written, by partition and offset; `committed` leaves out what was aborted."""
+    """The written records, by partition and offset; `committed` leaves out aborted ones."""
 
     def __init__(
         self,
