@@ -19,10 +19,13 @@ _MEMORY_BYTES_MIN = 512 << 20
 FILES_MIN = 10_000
 # Extra: its packages, and their purpose.
 _EXTRAS = {
+    "celery": (("celery", "kombu"), "Celery's transport"),
+    "claims": (("obstore",), "large payloads in a bucket"),
     "client": (("confluent-kafka",), "consume --group and tidemill.Client"),
     "gateway": (("confluent-kafka", "httptools", "starlette", "uvicorn"), "the REST gateway and the console"),
     "metrics": (("prometheus-client",), "serve --status"),
-    "spark": (("numpy", "pyarrow", "pyspark"), "pipelines"),
+    "security": (("cryptography",), "security init, PKCS12 key stores and OAUTHBEARER"),
+    "spark": (("numpy", "pandas", "pyarrow", "pyspark"), "pipelines"),
 }
 
 
