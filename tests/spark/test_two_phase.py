@@ -220,6 +220,76 @@ class TestDriverDies:
         assert read(sink.access.bootstrap, sink.topic) == []
 
 
+class TestCoordinatorIsAway:
+    """The driver is alive, and one of three transactions cannot be ended."""
+
+    @pytest.fixture
+    def three(self, sink: SinkOptions, query: str) -> list[Transaction]:
+        return [written(sink, Task(query, 3, index), text) for index, text in enumerate("abc")]
+
+    def away(self, patch: pytest.MonkeyPatch, name: str, transaction: Transaction) -> None:
+        """Each request of this kind about the transaction fails."""
+        real = getattr(TransactionCoordinator, name)
+
+        def refused(coordinator: TransactionCoordinator, *args: object, **kwargs: object) -> object:
+            if coordinator._transactional_id == transaction.transactional_id:
+                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return real(coordinator, *args, **kwargs)
+
+        patch.setattr(TransactionCoordinator, name, refused)
+
+    @pytest.mark.parametrize("step", ["take_over", "end"])
+    def test_others_are_aborted(
+        self,
+        sink: SinkOptions,
+        cluster: Cluster,
+        query: str,
+        three: list[Transaction],
+        monkeypatch: pytest.MonkeyPatch,
+        step: str,
+    ) -> None:
+        with monkeypatch.context() as patch:
+            self.away(patch, step, three[1])
+            with pytest.raises(ApiError, match="COORDINATOR_NOT_AVAILABLE"):
+                settle(cluster, query, three)
+        assert open_ids(cluster, query) == [three[1].transactional_id]
+        settle(cluster, query)
+        assert open_ids(cluster, query) == []
+        assert sink.topic is not None
+        assert read(sink.access.bootstrap, sink.topic) == []
+
+    def test_others_are_committed_when_the_batch_is_decided(
+        self,
+        sink: SinkOptions,
+        cluster: Cluster,
+        query: str,
+        three: list[Transaction],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        with monkeypatch.context() as patch:
+            self.away(patch, "end", three[0])
+            with pytest.raises(ApiError, match="COORDINATOR_NOT_AVAILABLE"):
+                commit_batch(cluster, query, 3, three)
+            with pytest.raises(ApiError, match="COORDINATOR_NOT_AVAILABLE"):
+                settle(cluster, query, three)
+        assert open_ids(cluster, query) == [three[0].transactional_id]
+        settle(cluster, query)
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "c"]
+
+    def test_transactions_of_the_tasks_are_ended_when_none_can_be_listed(
+        self, cluster: Cluster, query: str, three: list[Transaction], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*_: object, **__: object) -> None:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionAdmin, "transactions", refused)
+            with pytest.raises(ApiError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+                settle(cluster, query, three)
+        assert open_ids(cluster, query) == []
+
+
 class TestOthersAtWork:
     def test_two_drivers_decide_once(self, sink: SinkOptions, cluster: Cluster, query: str) -> None:
         with Commits(cluster, query) as first:

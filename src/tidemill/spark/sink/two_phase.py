@@ -47,6 +47,8 @@ _EPOCHS_OF_AN_END = 2
 # How many connections share how many transactions at least.
 _CONNECTIONS_MAX = 8
 _SUBJECTS_MIN = 16
+# A coordinator that is away is waited for once, not again for each of its transactions.
+_AFTER_FAILURE_S = 1.0
 # How often an action is tried that another driver fences.
 _TRIES = 10
 
@@ -172,14 +174,23 @@ def _outdated(query_id: str, batch_id: int, decided_id: int) -> OutdatedCheckpoi
 def settle(cluster: Cluster, query_id: str, written: Iterable[Transaction] = ()) -> None:
     """Ends what the query's tasks have left open, each as it is decided; what no decision names is aborted.
 
-    `written` are those that are known; others are looked for.
+    `written` are those that are known; others are looked for. One whose coordinator is away keeps none of the others
+    open: its failure is raised when they have ended.
     """
-    pending = sorted({each.transactional_id for each in written} | set(_ongoing_of(cluster, query_id)))
+    failures: list[TidemillError] = []
+    pending = {each.transactional_id for each in written}
+    try:
+        pending.update(_ongoing_of(cluster, query_id))
+    except TidemillError as failure:
+        failures.append(failure)
     for _ in range(_TRIES):
-        pending = _end_as_decided(cluster, query_id, pending)
         if not pending:
-            return
-    raise _never_left_alone(pending)
+            break
+        pending = set(_end_as_decided(cluster, query_id, sorted(pending), failures))
+    if pending:
+        raise _never_left_alone(sorted(pending))
+    if failures:
+        raise failures[0]
 
 
 def forget_decision(cluster: Cluster, query_id: str) -> None:
@@ -355,23 +366,43 @@ def _lost(transaction: Transaction) -> TransactionLost:
     )
 
 
-def _end_as_decided(cluster: Cluster, query_id: str, transactional_ids: Sequence[str]) -> list[str]:
-    """Ends transactions as they were decided; returns those that another driver took over meanwhile."""
-    holds = dict(zip(transactional_ids, _of_each(cluster, transactional_ids, _hold), strict=True))
-    writers = {each: hold.writer for each, hold in holds.items() if hold.writer is not None}
-    # The order matters: held, then fenced, then read.
-    decision = _fence(cluster, query_id) if writers else None
-    fenced = []
-    for transactional_id, writer in writers.items():
-        is_commit = _is_decided(decision, Transaction(transactional_id, *writer))
-        try:
-            TransactionCoordinator(cluster, transactional_id).end(
-                holds[transactional_id].producer, is_commit=is_commit
-            )
-        except (Fenced, TransactionFailed) as failure:
-            logger.info("%s is taken over: %s", transactional_id, failure)
-            fenced.append(transactional_id)
+def _end_as_decided(
+    cluster: Cluster, query_id: str, transactional_ids: Sequence[str], failures: list[TidemillError]
+) -> list[str]:
+    """Ends transactions as they were decided; returns those that another driver took over meanwhile.
+
+    Those that cannot be ended are left out, and `failures` gets the reasons.
+    """
+    with cluster.twin() as reached:
+        held = _of_each(reached, transactional_ids, _hold_or_failure)
+        holds = {}
+        for transactional_id, hold in zip(transactional_ids, held, strict=True):
+            if isinstance(hold, TidemillError):
+                failures.append(hold)
+            elif hold.writer is not None:
+                holds[transactional_id] = (hold.producer, Transaction(transactional_id, *hold.writer))
+        # The order matters: held, then fenced, then read.
+        decision = _fence(cluster, query_id) if holds else None
+        fenced = []
+        for transactional_id, (producer, transaction) in holds.items():
+            coordinator = TransactionCoordinator(reached, transactional_id)
+            try:
+                coordinator.end(producer, is_commit=_is_decided(decision, transaction))
+            except (Fenced, TransactionFailed) as failure:
+                logger.info("%s is taken over: %s", transactional_id, failure)
+                fenced.append(transactional_id)
+            except TidemillError as failure:
+                reached.timeout_s = min(reached.timeout_s, _AFTER_FAILURE_S)
+                failures.append(failure)
     return fenced
+
+
+def _hold_or_failure(reached: Cluster, transactional_id: str) -> _Hold | TidemillError:
+    try:
+        return _hold(reached, transactional_id)
+    except TidemillError as failure:
+        reached.timeout_s = min(reached.timeout_s, _AFTER_FAILURE_S)
+        return failure
 
 
 def _fence(cluster: Cluster, query_id: str) -> Decision | None:

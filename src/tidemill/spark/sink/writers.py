@@ -194,7 +194,8 @@ def _settle_after_failure(
     except TidemillError as failure:
         logger.warning(
             "transactions of the failed batch stay open until they time out or the query is started again, and those that "
-            "the driver had taken over for the commit until it is started again: %s",
+            "the driver had taken over for the commit until it is started again, or `tidemill transactions end ID "
+            "--as-decided` ends them: %s",
             failure,
         )
 
