@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from tests.brokers import RunningBroker, eventually
+from tests.brokers import RunningBroker, eventually, start_broker
 from tests.spark.sinks import create, options, read, rows, values, write_batch
 from tidemill.client.admin.topics import Admin
 from tidemill.client.admin.transactions import TransactionAdmin
@@ -218,6 +218,20 @@ class TestDriverDies:
         assert open_ids(cluster, query) == []
         assert sink.topic is not None
         assert read(sink.access.bootstrap, sink.topic) == []
+
+
+@pytest.mark.parametrize("query", ["a", "b"])
+def test_topic_of_decisions_that_a_broker_made_is_refused(tmp_path: Path, query: str) -> None:
+    """It has one partition, which is that of the first query, and retention deletes its records."""
+    with start_broker(tmp_path) as broker:
+        with Cluster(broker.bootstrap) as cluster, Commits(cluster, query) as commits:
+            create(broker.bootstrap, TOPIC, 1)
+            with pytest.raises(TidemillError, match="has 1 partitions and needs 16"):
+                commits.fence()
+            Admin(cluster).delete_topic(TOPIC)
+        with Cluster(broker.bootstrap) as cluster, Commits(cluster, query) as commits:
+            assert commits.fence() is None
+            assert Admin(cluster).topic_values([TOPIC], "cleanup.policy") == {TOPIC: "compact"}
 
 
 class TestCoordinatorIsAway:

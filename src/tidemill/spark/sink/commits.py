@@ -188,10 +188,18 @@ class Commits:
 
     def _ensure_topic(self) -> None:
         try:
-            self._cluster.partitions_of(TOPIC)
-            return
+            partition_count = len(self._cluster.partitions_of(TOPIC))
         except UnknownTopic:
-            pass
+            self._create_topic()
+            return
+        if partition_count < PARTITION_COUNT:
+            # One that brokers made by themselves is not compacted either: decisions would be deleted after a week.
+            raise TidemillError(
+                f"the topic {TOPIC} has {partition_count} partitions and needs {PARTITION_COUNT}: it was not made by this "
+                f"sink. Delete it, and the sink makes it anew"
+            )
+
+    def _create_topic(self) -> None:
         replicas = min(_REPLICAS_MAX, len(self._cluster.retrying(self._cluster.broker_ids)))
         configs = {
             "cleanup.policy": "compact",
