@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.brokers import eventually
 from tests.cli.conftest import Run
 from tidemill.claims.claim import Claim
 from tidemill.claims.large_payloads import LargePayloads
+from tidemill.claims.sweep import GRACE_MS
+from tidemill.client.admin.claims import Sweeper
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.producing.producer import Producer
+from tidemill.objects.folder import FolderStore
 from tidemill.protocol.records import Header
 from tidemill.types import TopicPartition
 
@@ -210,6 +215,25 @@ def test_sweep_keeps_objects_that_another_topic_a_delayed_record_or_an_open_tran
     unused = put(b"unused")
     assert swept(cli("claims", "sweep", "--store", str(root), "--delete", "--json")) == [unused.sha256]
     producer.abort_transaction()
+
+
+def test_sweep_reads_a_topic_that_was_made_anew_before_the_removal_from_its_beginning(
+    cluster: Cluster, scans: str, root: Path, put: Callable[..., Claim], refer: Callable[..., None]
+) -> None:
+    """A confirmation may take long. Copies of the topic's records come back with the topic meanwhile."""
+    kept, unused = put(b"kept"), put(b"unused")
+    for _ in range(3):
+        refer(scans, put(b"other"))
+    sweeper = Sweeper(cluster, FolderStore(root), int(time.time() * 1000), GRACE_MS, deleted_topics=False)
+    assert len(sweeper.examine().removable) == 2
+    admin = Admin(cluster)
+    admin.delete_topic(scans)
+    eventually(lambda: scans not in [each.name for each in admin.topics()], "the end of the topic")
+    admin.create_topic(scans)
+    refer(scans, kept)
+    for _ in range(3):
+        refer(scans, put(b"other"))
+    assert [each.key.rpartition("/")[2] for each in sweeper.remove()] == [unused.sha256]
 
 
 def test_sweep_reads_sources_of_views_and_not_the_views(

@@ -7,7 +7,7 @@ sweep never takes a partial answer for a whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.claims.claim import CLAIM_HEADERS, Place
@@ -52,17 +52,19 @@ class ClaimScan:
         self._cluster = cluster
         self._admin = Admin(cluster)
 
-    def topics(self) -> list[str]:
-        """All topics that hold records of users: no views, no internal topics."""
-        names = [topic.name for topic in self._admin.topics() if topic.name and not topic.is_internal]
-        views = self._admin.topic_values(names, VIEW_SOURCE) if names else {}
-        return [name for name in names if not views.get(name)]
+    def topics(self) -> dict[str, bytes]:
+        """The ids of all topics that hold records of users: no views, no internal topics."""
+        ids = {
+            each.name: each.topic_id for each in self._admin.topics() if each.name and not each.is_internal
+        }
+        views = self._admin.topic_values(list(ids), VIEW_SOURCE) if ids else {}
+        return {name: topic_id for name, topic_id in ids.items() if not views.get(name)}
 
-    def ends(self, topics: Sequence[str]) -> dict[TopicPartition, int]:
+    def ends(self, topics: Iterable[str]) -> dict[TopicPartition, int]:
         partitions = [each for topic in topics for each in self._cluster.partitions_of(topic)]
         return self._admin.end_offsets(partitions) if partitions else {}
 
-    def starts(self, topics: Sequence[str]) -> dict[TopicPartition, int]:
+    def starts(self, topics: Iterable[str]) -> dict[TopicPartition, int]:
         partitions = [each for topic in topics for each in self._cluster.partitions_of(topic)]
         return self._admin.start_offsets(partitions) if partitions else {}
 
@@ -162,9 +164,14 @@ class Sweeper:
         """Remove what no record refers to, also not one that came since. Returns what was removed."""
         self._store.put_if_absent(OWNER_KEY, [self._cluster_id.encode()])
         self._check_owner()
-        # Topics that came since are read from their beginning.
-        self._topics = self._scan.topics()
-        self._refer({**self._scan.starts(self._topics), **self._read_up_to}, show_nothing)
+        # Topics that came since are read from their beginning, also those that have the name of one that was read.
+        before, self._topics = self._topics, self._scan.topics()
+        known = {
+            each: offset
+            for each, offset in self._read_up_to.items()
+            if before[each.topic] == self._topics.get(each.topic)
+        }
+        self._refer({**self._scan.starts(self._topics), **known}, show_nothing)
         removable = self._sweep.removable
         for number, found in enumerate(removable, 1):
             self._store.delete(found.key)
