@@ -66,6 +66,11 @@ def test_transaction_whose_first_batches_are_deleted_goes_on_until_its_marker() 
     assert (log.seen.cut, log.seen.aborted, log.seen.open) == ({2: 1}, [(1, 0, 4)], {})
 
 
+def test_aborted_transaction_names_its_last_batch() -> None:
+    log = Log().write(1).write(2).write(1).write(2).end_of(1, is_commit=False)
+    assert log.seen.last_batches == {4: 2}
+
+
 def test_transactions_before_a_gap_in_the_reading_are_forgotten() -> None:
     log = Log().write(1)
     log.seen.start_at(9, has_read_all_before=False)

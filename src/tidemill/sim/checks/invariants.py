@@ -9,7 +9,7 @@ The functions are named after the guarantees in `ARCHITECTURE.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,6 +33,8 @@ _READ_BYTES = 1 << 16
 _METADATA_KEY = (b"metadata", 0, -1)
 # A topic id, an index, and the last leader epoch of the partition that had this index before; -1 when none had.
 Key = tuple[bytes, int, int]
+# A producer, the first offset of its transaction, and the offset of the marker.
+Aborted = tuple[int, int, int]
 
 
 class _Batch(NamedTuple):
@@ -56,8 +58,8 @@ class _Ledger:
     leaders: dict[int, int] = field(default_factory=dict)
     # The leader epochs in which the partition is decommissioned.
     decommissioned: set[int] = field(default_factory=set)
-    # (producer, first offset, marker offset) of the aborted transactions that any replica has had.
-    aborted: set[tuple[int, int, int]] = field(default_factory=set)
+    # The aborted transactions that any replica has had.
+    aborted: set[Aborted] = field(default_factory=set)
     # The highest committed end in each leader epoch.
     shown: dict[int, int] = field(default_factory=dict)
 
@@ -322,20 +324,25 @@ class Invariants:
             if each.last_offset < end
         }
         ledger = self._ledger(self._keys[partition])
-        ledger.aborted.update(seen.transactions.aborted)
-        start_offset = seen.transactions.start_offset
-        # The first batches of a transaction may be deleted: then the index has an earlier first offset than the log shows.
-        cut = {(producer_id, last): first for producer_id, first, last in known if first < start_offset}
-        expected = {
-            (producer_id, cut.get((producer_id, last), first), last)
-            for producer_id, first, last in seen.transactions.aborted
-            if last >= log.log_start_offset
-        }
-        began_before = {each for each in ledger.aborted if each[1] < start_offset}
-        if not expected <= known <= expected | began_before:
+        transactions = seen.transactions
+        ledger.aborted.update(transactions.aborted)
+        # A replica may have read the first batches of a transaction before they were deleted, or only later ones.
+        limit = max(transactions.start_offset, log.log_start_offset)
+        cut = {(producer_id, last) for producer_id, first, last in known | ledger.aborted if first < limit}
+
+        def comparable(found: Iterable[Aborted]) -> set[Aborted]:
+            return {(each[0], -1, each[2]) if (each[0], each[2]) in cut else each for each in found}
+
+        left = [each for each in transactions.aborted if each[2] >= log.log_start_offset]
+        required = comparable(
+            each for each in left if transactions.last_batches[each[2]] >= log.log_start_offset
+        )
+        began_before = [each for each in ledger.aborted if each[1] < transactions.start_offset]
+        listed = comparable(known)
+        if not required <= listed <= comparable([*left, *began_before]):
             self._accuse(
                 f"{machine.host}: {partition.name} up to {end} lacks the aborted transactions "
-                f"{sorted(expected - known)} and has {sorted(known - expected)} instead (producer, first, last)"
+                f"{sorted(required - listed)} and has {sorted(listed - required)} instead (producer, first, last)"
             )
 
     def _began_to_lead(

@@ -26,6 +26,9 @@ class OpenTransactions:
     cut: dict[int, int] = field(default_factory=dict)
     # (producer, first offset, marker offset), in the order of the markers.
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
+    # By marker offset: the last batch of each aborted transaction. Without a batch that is left, nothing must know of it.
+    last_batches: dict[int, int] = field(default_factory=dict)
+    _latest: dict[int, int] = field(default_factory=dict)
     _epochs: dict[int, int] = field(default_factory=dict)
     _coordinator_epochs: dict[int, int] = field(default_factory=dict)
 
@@ -60,6 +63,7 @@ class OpenTransactions:
         self._epochs[producer_id] = max(known, epoch)
         if not header.is_control:
             self.open.setdefault(producer_id, header.base_offset)
+            self._latest[producer_id] = header.last_offset
             return
         coordinator_epoch = _coordinator_epoch(batch, header)
         known = self._coordinator_epochs.get(producer_id, -1)
@@ -72,6 +76,7 @@ class OpenTransactions:
         first_offset = self.cut.pop(producer_id, self.open.pop(producer_id, None))
         if first_offset is not None and not is_commit_marker(batch, header):
             self.aborted.append((producer_id, first_offset, header.last_offset))
+            self.last_batches[header.last_offset] = self._latest[producer_id]
 
 
 def _coordinator_epoch(batch: memoryview, header: BatchHeader) -> int:
