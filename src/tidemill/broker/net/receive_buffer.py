@@ -73,8 +73,10 @@ class ReceiveBuffer:
         pending = self._end - self._start
         capacity = len(self._buffer)
         if needed > capacity:
-            # Twice what has arrived, or the whole frame if that is less: a length prefix alone buys no memory.
-            self._replace(min(needed, max(2 * pending, _RECEIVE_BYTES_ROOMY)))
+            # Twice what has arrived, or the whole frame if that is less: a length prefix alone buys no memory. What is
+            # there is copied only when the buffer is full, so a frame costs its own size however it arrives.
+            if self._end == capacity:
+                self._replace(min(needed, max(2 * pending, _RECEIVE_BYTES_ROOMY)))
         elif self._end == capacity < _RECEIVE_BYTES_ROOMY:
             self._replace(_RECEIVE_BYTES_ROOMY)
         elif pending == 0:
