@@ -99,6 +99,43 @@ async def test_response_has_an_entry_for_every_partition(tmp_path: Path) -> None
         assert result.partitions[1].start_offset == 5
 
 
+async def test_long_request_asks_for_some_partitions_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of 20,000 partitions at once would be one turn of the event loop."""
+    async with running(tmp_path) as node:
+        coordinators = node.broker.share_coordinators
+        ask = coordinators.ask
+        under_way, most = 0, 0
+
+        async def counted(request: Any) -> Any:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            try:
+                return await ask(request)
+            finally:
+                under_way -= 1
+
+        monkeypatch.setattr(coordinators, "ask", counted)
+        topics = [
+            api.ReadStateData(
+                topic_id=number.to_bytes(16),
+                partitions=[
+                    api.ReadShareGroupStatePartitionData(partition=index, leader_epoch=0)
+                    for index in range(number)
+                ],
+            )
+            for number in (100, 1, 300)
+        ]
+        response = await coordinators.serve(api.ReadShareGroupStateRequest(group_id="workers", topics=topics))
+        assert isinstance(response, api.ReadShareGroupStateResponse)
+        assert [len(each.partitions) for each in response.results] == [100, 1, 300]
+        assert [each.partition for each in response.results[2].partitions] == list(range(300))
+        assert most <= 64
+
+
 @pytest.mark.parametrize("group_id", ["", "workers"])
 async def test_request_without_a_group_or_a_partition_gets_an_empty_response(
     tmp_path: Path, group_id: str

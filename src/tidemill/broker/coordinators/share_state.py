@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from tidemill.broker.clock import Clock
@@ -45,6 +46,8 @@ from tidemill.protocol.share_state import (
     StateBatch,
 )
 from tidemill.types import TopicId
+
+_ASKED_TOGETHER_MAX = 64
 
 
 class ShareCoordinators:
@@ -88,19 +91,28 @@ class ShareCoordinators:
         return api_of.response(results=await self._results(api_of, request))
 
     async def _results(self, api_of: _Api, request: Any) -> list[Any]:
-        """Returns the results for every partition of every topic of the request, all asked at once."""
+        """Returns the results for every partition of every topic of the request.
+
+        Partitions are asked together, but not more than `_ASKED_TOGETHER_MAX`: the event loop has its turn in between.
+        """
         if not request.group_id or not all(topic.partitions for topic in request.topics):
             return []
-
-        async def of_topic(topic: Any) -> Any:
-            topic_id = TopicId(topic.topic_id)
-            results = (
-                self._result(api_of, SharePartitionKey(request.group_id, topic_id, each.partition), each)
-                for each in topic.partitions
+        wanted = [
+            (SharePartitionKey(request.group_id, TopicId(topic.topic_id), each.partition), each)
+            for topic in request.topics
+            for each in topic.partitions
+        ]
+        found: list[Any] = []
+        for start in range(0, len(wanted), _ASKED_TOGETHER_MAX):
+            part = wanted[start : start + _ASKED_TOGETHER_MAX]
+            found += await asyncio.gather(*(self._result(api_of, key, each) for key, each in part))
+        results = iter(found)
+        return [
+            api_of.topic_result(
+                topic_id=TopicId(topic.topic_id), partitions=list(islice(results, len(topic.partitions)))
             )
-            return api_of.topic_result(topic_id=topic_id, partitions=await asyncio.gather(*results))
-
-        return await asyncio.gather(*(of_topic(topic) for topic in request.topics))
+            for topic in request.topics
+        ]
 
     async def _result(self, api_of: _Api, key: SharePartitionKey, wanted: Any) -> Any:
         """Returns the result for one partition; an error is in Kafka's words."""
