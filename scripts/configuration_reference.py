@@ -129,7 +129,8 @@ def render() -> str:
 
 def _topic_row(key: ConfigKey) -> str:
     sources = ", ".join(f"`{synonym.name}`" for synonym in key.synonyms)
-    return _row(f"`{key.name}`", _code(key.default), key.allowed(), sources, key.documentation)
+    text = key.documentation + (" No effect yet." if key.name in brokers.TOPIC_KEYS_WITHOUT_EFFECT else "")
+    return _row(f"`{key.name}`", _code(key.default), key.allowed(), sources, text)
 
 
 def _broker_row(key: ConfigKey) -> str:

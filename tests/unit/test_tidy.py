@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tidemill import __version__
+from tidemill.config.broker.broker import TOPIC_KEYS_WITHOUT_EFFECT
 from tidemill.internal_topics import INTERNAL_TOPICS, METADATA_TOPIC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,3 +211,27 @@ def test_readme_of_the_tests_lists_every_folder_and_shared_module() -> None:
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
     modules = {path.name for path in (ROOT / "tests").glob("*.py")} - {"__init__.py"}
     assert listed == folders | modules
+
+
+# Read by tests, and by the name of its key.
+_SETTINGS_READ_OTHERWISE = {"defaults", "unclean_leader_election_enable"}
+
+
+def test_every_typed_setting_is_read() -> None:
+    """A setting that nothing reads belongs to those without effect, of which the broker warns."""
+    attributes = {
+        node.attr
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    declared = {
+        statement.target.id
+        for path in (ROOT / "src" / "tidemill" / "config").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    without_effect = {name.replace(".", "_") for name in TOPIC_KEYS_WITHOUT_EFFECT}
+    assert declared - attributes - without_effect == _SETTINGS_READ_OTHERWISE

@@ -449,6 +449,7 @@ def _limits(config: BrokerConfig) -> ServerLimits:
         frame_bytes_max=network.socket_request_max_bytes,
         connections_max=network.max_connections,
         connections_per_ip_max=network.max_connections_per_ip,
+        connections_per_ip_overrides=network.max_connections_per_ip_overrides,
         idle_ms_max=network.connections_max_idle_ms,
         send_buffer_bytes=network.socket_send_buffer_bytes,
         receive_buffer_bytes=network.socket_receive_buffer_bytes,

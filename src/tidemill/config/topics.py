@@ -73,7 +73,20 @@ class TopicConfig:
     def is_log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
 
+    @property
+    def compression_level(self) -> int | None:
+        """The level at which batches are compressed anew; None for the default of the codec."""
+        levels = {
+            "gzip": self.compression_gzip_level,
+            "lz4": self.compression_lz4_level,
+            "zstd": self.compression_zstd_level,
+        }
+        level = levels.get(self.compression_type)
+        return None if level == _DEFAULT_LEVELS.get(self.compression_type) else level
 
+
+# As in Kafka, lz4 compresses fast at its default level, and tries harder at all others.
+_DEFAULT_LEVELS = {"gzip": -1, "lz4": 9, "zstd": 3}
 _COMPACTION_LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 _FIELD_KEYS = tuple(
     (field.name, TOPIC_KEYS_BY_NAME[field.name.replace("_", ".")]) for field in fields(TopicConfig)

@@ -71,10 +71,10 @@ def _expanded_max(body: memoryview) -> int:
     return min(DECOMPRESSED_BYTES_MAX, max(_EXPANDED_BYTES_MIN, len(body) * _EXPANSION_MAX))
 
 
-def compress_in_steps(codec: int, body: bytes) -> Steps[bytes]:
+def compress_in_steps(codec: int, body: bytes, level: int | None = None) -> Steps[bytes]:
     if not codec or len(body) <= _BYTES_A_STEP // 4:
-        return compression.compress(codec, body)
-    payload: bytes = yield partial(compression.compress, codec, body)
+        return compression.compress(codec, body, level)
+    payload: bytes = yield partial(compression.compress, codec, body, level)
     return payload
 
 

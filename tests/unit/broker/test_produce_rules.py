@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.log.batches import T0, batch
@@ -54,6 +57,21 @@ def test_recompressing_keeps_the_records(old: int, new: int) -> None:
     assert header.codec == new
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (4, 2, 10)
     assert list(iterate_records(again)) == list(iterate_records(memoryview(data)))
+
+
+@pytest.mark.parametrize(
+    ("codec", "low", "high"),
+    [
+        ("gzip", TopicConfig(compression_gzip_level=1), TopicConfig(compression_gzip_level=9)),
+        ("lz4", TopicConfig(compression_lz4_level=9), TopicConfig(compression_lz4_level=17)),
+        ("zstd", TopicConfig(compression_zstd_level=-50), TopicConfig(compression_zstd_level=19)),
+    ],
+)
+def test_recompressing_uses_the_level_of_the_topic(codec: str, low: TopicConfig, high: TopicConfig) -> None:
+    words = random.Random(7).choices([b"order", b"paid", b"shipped", b"cancelled", b"returned"], k=20_000)
+    data = _claiming(1, encode_records([Record(b" ".join(words))]), codec=0)
+    sizes = [len(_inspect(replace(config, compression_type=codec), data)[0]) for config in (low, high)]
+    assert sizes[0] > sizes[1]
 
 
 def test_a_batch_that_becomes_too_large_by_recompressing_is_refused() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.broker.scripted_peer import LOOPS, run_in
 from tidemill.broker.net import sockets
 from tidemill.broker.net.network import Address, Link, Peer, ServerLimits
 from tidemill.broker.net.sockets import SocketNetwork
+from tidemill.errors import ConfigError
 
 FRAME_BYTES_MAX = 64 << 20
 
@@ -307,10 +309,17 @@ def test_a_callback_may_close_its_link_between_two_frames(loop_name: str) -> Non
 
 @asynccontextmanager
 async def serving(
-    dispatch: Callable[[Peer, memoryview], None], *names: str
+    dispatch: Callable[[Peer, memoryview], None],
+    *names: str,
+    per_ip_max: int = 10,
+    per_ip_overrides: Mapping[str, int] | None = None,
 ) -> AsyncIterator[tuple[Callable[[str], None], list[Address]]]:
     limits = ServerLimits(
-        frame_bytes_max=1000, connections_max=10, connections_per_ip_max=10, idle_ms_max=60_000
+        frame_bytes_max=1000,
+        connections_max=10,
+        connections_per_ip_max=per_ip_max,
+        idle_ms_max=60_000,
+        connections_per_ip_overrides=per_ip_overrides or {},
     )
     server = SocketNetwork(asyncio.get_running_loop()).listen(dispatch, limits)
     try:
@@ -344,6 +353,50 @@ def test_listener_accepts_after_start_accepting(loop_name: str) -> None:
             assert asked[1:] == [("PLAINTEXT", b"broker")]
             to_broker.link.close()
             to_controller.link.close()
+
+    run_in(loop_name, scenario())
+
+
+@pytest.mark.parametrize(
+    ("per_ip_max", "overrides", "served"),
+    [
+        (10, {"127.0.0.1": 1}, 1),
+        (1, {"localhost": 2}, 2),
+        (1, {"::ffff:127.0.0.1": 3}, 3),
+        (2, {"192.0.2.7": 0}, 2),
+    ],
+)
+def test_overrides_of_connections_per_ip_apply_to_their_hosts(
+    loop_name: str, per_ip_max: int, overrides: dict[str, int], served: int
+) -> None:
+    async def scenario() -> None:
+        def dispatch(peer: Peer, _frame: memoryview) -> None:
+            peer.expect_reply().send((framed(b"yes"),))
+
+        limits = {"per_ip_max": per_ip_max, "per_ip_overrides": overrides}
+        async with serving(dispatch, "A", **limits) as (start_accepting, (address,)):  # type: ignore[arg-type]
+            start_accepting("A")
+            answered = 0
+            writers = []
+            for _ in range(4):
+                reader, writer = await asyncio.open_connection(*address)
+                writers.append(writer)
+                writer.write(framed(b"there?"))
+                with contextlib.suppress(ConnectionError):
+                    answered += await reader.read(4) != b""
+            assert answered == served
+            for writer in writers:
+                writer.close()
+
+    run_in(loop_name, scenario())
+
+
+def test_override_for_a_host_without_an_address_stops_the_start(loop_name: str) -> None:
+    limits = ServerLimits(1000, 10, 10, 60_000, connections_per_ip_overrides={"x" * 64: 5})
+
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match=r"max\.connections\.per\.ip\.overrides names xxx"):
+            SocketNetwork(asyncio.get_running_loop()).listen(lambda _peer, _frame: None, limits)
 
     run_in(loop_name, scenario())
 

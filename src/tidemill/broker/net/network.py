@@ -6,8 +6,8 @@ drops and duplicates. Neither side may keep a frame that it is handed: its bytes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tidemill.log.files import FileSlice
@@ -34,6 +34,8 @@ class ServerLimits:
     connections_max: int
     connections_per_ip_max: int
     idle_ms_max: int
+    # Of some hosts, instead of `connections_per_ip_max`.
+    connections_per_ip_overrides: Mapping[str, int] = field(default_factory=dict)
     backlog: int = 1024
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1

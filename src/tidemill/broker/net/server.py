@@ -16,7 +16,7 @@ import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from time import perf_counter
 from typing import NamedTuple
@@ -73,6 +73,7 @@ class Server:
         self._refusals = RefusalLog(logger)
         self._is_reloading = False
         self._per_ip: Counter[str] = Counter()
+        self._per_ip_overrides = _by_address(limits.connections_per_ip_overrides)
         self._housekeeping = loop.call_later(_HOUSEKEEPING_S, self._keep_house)
         self._is_refusing = False
 
@@ -124,7 +125,8 @@ class Server:
         address = (ip, address[1])
         limits = self._limits
         open_count = len(self._connections) + len(self._handshakes) + len(self._throttled)
-        if open_count >= limits.connections_max or self._per_ip[ip] >= limits.connections_per_ip_max:
+        per_ip_max = self._per_ip_overrides.get(ip, limits.connections_per_ip_max)
+        if open_count >= limits.connections_max or self._per_ip[ip] >= per_ip_max:
             if not self._is_refusing:
                 self._is_refusing = True
                 logger.warning(
@@ -132,7 +134,7 @@ class Server:
                     ip,
                     open_count,
                     limits.connections_max,
-                    limits.connections_per_ip_max,
+                    per_ip_max,
                 )
             sock.close()
             return
@@ -285,6 +287,20 @@ class Server:
             self._end_throttled(sock)
         for connection in list(self._connections.values()):
             connection.close(None)
+
+
+def _by_address(counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts of `max.connections.per.ip.overrides` by address. As in Kafka, a name is looked up at the start."""
+    found: dict[str, int] = {}
+    for host, count in counts.items():
+        try:
+            entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(
+                f"Configuration max.connections.per.ip.overrides names {host}: {error}"
+            ) from None
+        found.update((normal_address(str(entry[4][0])), count) for entry in entries)
+    return found
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -34,11 +34,16 @@ from tidemill.config.values import Values
 from tidemill.types import BrokerId
 
 # Topic keys that are stored and described, but have no effect yet.
-_TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
+TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
     {
+        "file.delete.delay.ms",
         "local.retention.bytes",
         "local.retention.ms",
         "preallocate",
+        "remote.log.copy.disable",
+        "remote.log.delete.on.disable",
+        "remote.storage.enable",
+        "segment.jitter.ms",
     }
 )
 
@@ -58,7 +63,6 @@ class StorageConfig:
     log_flush_offset_checkpoint_interval_ms: int
     log_flush_scheduler_interval_ms: int
     log_retention_check_interval_ms: int
-    num_recovery_threads_per_data_dir: int
     producer_id_expiration_ms: int
 
 
@@ -209,7 +213,6 @@ def _storage(values: Values) -> StorageConfig:
         log_flush_offset_checkpoint_interval_ms=values.number("log.flush.offset.checkpoint.interval.ms"),
         log_flush_scheduler_interval_ms=values.number("log.flush.scheduler.interval.ms"),
         log_retention_check_interval_ms=values.number("log.retention.check.interval.ms"),
-        num_recovery_threads_per_data_dir=values.number("num.recovery.threads.per.data.dir"),
         producer_id_expiration_ms=values.number("producer.id.expiration.ms"),
     )
 
@@ -225,7 +228,7 @@ def _load_factor(values: Values) -> float:
 
 def _topics(values: Values) -> TopicsConfig:
     for key in TOPIC_KEYS:
-        if key.name not in _TOPIC_KEYS_WITHOUT_EFFECT:
+        if key.name not in TOPIC_KEYS_WITHOUT_EFFECT:
             values.read.update(synonym.name for synonym in key.synonyms)
     return TopicsConfig(
         auto_create_topics_enable=values.flag("auto.create.topics.enable"),

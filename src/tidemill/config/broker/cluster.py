@@ -79,7 +79,6 @@ class ReplicationConfig:
     selector_class: str | None = None
     auto_leader_rebalance_enable: bool = True
     leader_imbalance_check_interval_ms: int = 300_000
-    leader_imbalance_per_broker_percentage: int = 10
     unclean_leader_election_interval_check_ms: int = 300_000
     socket_timeout_ms: int = 30_000
 
@@ -144,7 +143,6 @@ def load_replication(values: Values) -> ReplicationConfig:
         selector_class=_selector(values),
         auto_leader_rebalance_enable=values.flag("auto.leader.rebalance.enable"),
         leader_imbalance_check_interval_ms=number("leader.imbalance.check.interval.seconds") * 1_000,
-        leader_imbalance_per_broker_percentage=number("leader.imbalance.per.broker.percentage"),
         unclean_leader_election_interval_check_ms=number("unclean.leader.election.interval.ms"),
         socket_timeout_ms=number("replica.socket.timeout.ms"),
     )

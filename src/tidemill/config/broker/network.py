@@ -42,8 +42,6 @@ class NetworkConfig:
     max_connections: int
     max_connections_per_ip: int
     max_connections_per_ip_overrides: Mapping[str, int]
-    queued_max_requests: int
-    queued_max_request_bytes: int
     socket_listen_backlog_size: int
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
@@ -79,8 +77,6 @@ def load_network(values: Values, roles: tuple[str, ...]) -> NetworkConfig:
         max_connections=values.number("max.connections"),
         max_connections_per_ip=values.number("max.connections.per.ip"),
         max_connections_per_ip_overrides=_ip_overrides(values.text("max.connections.per.ip.overrides")),
-        queued_max_requests=values.number("queued.max.requests"),
-        queued_max_request_bytes=values.number("queued.max.request.bytes"),
         socket_listen_backlog_size=values.number("socket.listen.backlog.size"),
         socket_receive_buffer_bytes=values.number("socket.receive.buffer.bytes"),
         telemetry_max_bytes=values.number("telemetry.max.bytes"),

@@ -24,7 +24,6 @@ class TransactionsConfig:
     transaction_state_log_replication_factor: int = 3
     transaction_state_log_min_isr: int = 2
     transaction_state_log_segment_bytes: int = 104_857_600
-    transaction_state_log_load_buffer_size: int = 5_242_880
 
 
 def load_transactions(values: Values) -> TransactionsConfig:
@@ -46,5 +45,4 @@ def load_transactions(values: Values) -> TransactionsConfig:
         transaction_state_log_replication_factor=number("transaction.state.log.replication.factor"),
         transaction_state_log_min_isr=number("transaction.state.log.min.isr"),
         transaction_state_log_segment_bytes=number("transaction.state.log.segment.bytes"),
-        transaction_state_log_load_buffer_size=number("transaction.state.log.load.buffer.size"),
     )

@@ -58,6 +58,7 @@ class ProduceRules:
         "_config",
         "_delays",
         "_is_internal",
+        "_level",
         "_size_max",
         "_topic",
         "needs_keys",
@@ -70,6 +71,7 @@ class ProduceRules:
         self._is_internal = topic in INTERNAL_TOPICS
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
         self._codec = _CODECS.get(config.compression_type)
+        self._level = config.compression_level
         self.rewrites_timestamps = config.is_log_append_time
         self.needs_keys = config.is_compacted
         self._after_max_ms = config.message_timestamp_after_max_ms
@@ -185,7 +187,7 @@ class ProduceRules:
             header = yield from _checked_delays(data, header, body, wall_ms, self._delays)
             check_times = check_times and not header.is_log_append_time
         if self._codec is not None and header.codec != self._codec:
-            payload = yield from compress_in_steps(self._codec, body)
+            payload = yield from compress_in_steps(self._codec, body, self._level)
             # As in Kafka: the size that counts is the stored one.
             if HEADER_SIZE + len(payload) > self._size_max:
                 raise self._too_large(HEADER_SIZE + len(payload))
