@@ -53,7 +53,6 @@ _LONG = {
     "truncates to its own high watermark",
     "a new coordinator forgets what was decided",
     "aborted offsets are applied",
-    "ends are taken whatever their epoch",
     "the limit archives nothing",
     "a new leader forgets what was acknowledged",
     "an update replaces the states",

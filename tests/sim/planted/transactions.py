@@ -30,8 +30,6 @@ TRANSACTIONAL = Plan(
     mean_fault_interval_s=5.0,
     mean_upset_interval_s=5.0,
 )
-# Requests stay on their way for longer than their senders wait.
-LATE = replace_(TRANSACTIONAL, mean_upset_interval_s=2.0, latency_s_max=0.01)
 # What takes a moment takes a while: a node that takes over finds things half done.
 SLOW = replace_(TRANSACTIONAL, latency_s_max=0.1)
 
@@ -191,7 +189,6 @@ TRANSACTION_BUGS: tuple[Bug, ...] = (
         a_new_coordinator_forgets_what_was_decided,
         plan=SLOW,
     ),
-    Bug("ends are taken whatever their epoch", ends_are_taken_whatever_their_epoch, 1, plan=LATE),
     Bug("a new producer keeps the old epoch", a_new_producer_keeps_the_old_epoch, 1, plan=TRANSACTIONAL),
     Bug("aborted offsets are applied", aborted_offsets_are_applied, 2, plan=TRANSACTIONAL),
 )

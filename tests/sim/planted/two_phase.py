@@ -180,5 +180,5 @@ TWO_PHASE_BUGS: tuple[Bug, ...] = (
         1,
         plan=TWO_PHASE,
     ),
-    Bug("the report of a task is not compared", the_report_of_a_task_is_not_compared, 3, plan=TWO_PHASE),
+    Bug("the report of a task is not compared", the_report_of_a_task_is_not_compared, 5, 12, plan=TWO_PHASE),
 )
