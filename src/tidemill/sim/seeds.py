@@ -35,12 +35,28 @@ _FIRST_SHRINKING = 80_000
 _FIRST_SCHEDULED = 90_000
 # From this seed on some of them are written in transactions, and retention carries what waits.
 _FIRST_CARRIED = 95_000
+# From this seed on every world has all clients at once: transactions, two-phase queries, delays, shares and shrinks.
+_FIRST_MIXED = 100_000
 
 
 def plan_of(seed: int, duration_s: float) -> Plan:
     # Transactions double the cost of a seed, so every other round of the shapes has them. Every fourth has two-phase
     # commits, every fourth delayed records, every fourth a share group, and every eighth authentication.
     round_ = seed // len(_SHAPES)
+    if seed >= _FIRST_MIXED:
+        return Plan(
+            shape=_SHAPES[seed % len(_SHAPES)],
+            duration_s=duration_s,
+            has_transactions=True,
+            has_two_phase=True,
+            has_delays=True,
+            has_schedules=True,
+            has_transactional_delays=True,
+            has_expiring_delays=True,
+            has_shares=True,
+            has_shrinking=True,
+            has_authentication=round_ % 4 == 3,
+        )
     if seed >= _FIRST_SCHEDULED:
         return Plan(
             shape=_SHAPES[seed % len(_SHAPES)],
