@@ -277,10 +277,12 @@ class World(Stage):
         self._members: dict[str, Member] = {}
         for _ in range(2):
             self._add_member()
-        if plan.has_transactions:
-            self._crowds.append(TransactionalCrowd(self, Random(f"{self.seed}/transactions")))
+        # Crowds finish in this order. A two-phase transaction does not time out, so the crowd that ends such
+        # transactions is first: every crowd waits until no partition has an open one.
         if plan.has_two_phase:
             self._crowds.append(TwoPhaseCrowd(self, Random(f"{self.seed}/two-phase")))
+        if plan.has_transactions:
+            self._crowds.append(TransactionalCrowd(self, Random(f"{self.seed}/transactions")))
         if plan.has_authentication:
             self._crowds.append(GuardedCrowd(self, Random(f"{self.seed}/guarded")))
         if plan.has_shares:
