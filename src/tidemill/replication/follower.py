@@ -5,8 +5,10 @@ last record, so that the leader answers with records that continue the log or wi
 follower then cuts its log: at the end of the leader's epoch where both know it, otherwise at the end of its own last epoch
 below that. Then it fetches again. It never cuts by its own high watermark, which may be behind the leader's (failure 1).
 
-A follower that is behind the leader's log start begins anew there. A follower with an outdated leader epoch waits until
-the image brings a new one.
+A follower that is behind the leader's log start begins anew there. So does one that would be cut there, unless its high
+watermark proves that the deleted records were its own: the leader no longer knows where the logs diverged below its start.
+The producer state of other records, an open transaction among them, would stay otherwise. A follower with an outdated
+leader epoch waits until the image brings a new one.
 """
 
 from __future__ import annotations
@@ -128,8 +130,13 @@ class PartitionFollower:
             effects.append(FollowLogStart(min(log_start_offset, self._log.log_end_offset)))
         return effects
 
-    def diverged(self, fetch_offset: int, epoch: int, end_offset: int) -> Sequence[Effect]:
-        """The leader's log diverges from this one: it has `epoch` up to `end_offset`, and not the epoch of the fetch."""
+    def diverged(
+        self, fetch_offset: int, epoch: int, end_offset: int, leader_log_start: int, high_watermark: int
+    ) -> Sequence[Effect]:
+        """The leader's log diverges from this one: it has `epoch` up to `end_offset`, and not the epoch of the fetch.
+
+        `high_watermark` is this replica's own: what is below was committed, and is the same in every log.
+        """
         log = self._log
         if not self.expects(fetch_offset):
             return NOTHING
@@ -140,11 +147,11 @@ class PartitionFollower:
             cut = own_end
         else:
             cut = min(own_end, end_offset)
-        return self._cut(min(cut, log.log_end_offset))
-
-    def _cut(self, offset: int) -> Sequence[Effect]:
+        offset = min(cut, log.log_end_offset)
         self.state = FetchState.TRUNCATING
-        if offset < self._log.log_start_offset:
+        if offset <= leader_log_start and max(log.log_start_offset, high_watermark) < leader_log_start:
+            return [RestartAt(leader_log_start)]
+        if offset < log.log_start_offset:
             return [RestartAt(offset)]
         return [TruncateTo(offset)]
 

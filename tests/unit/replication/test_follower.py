@@ -73,7 +73,7 @@ def test_failure_01_divergence_truncates_where_epochs_diverge(case: str) -> None
     """Never at its own high watermark: after two failovers that would cut off what others count on."""
     epochs, end, leader_epoch, leader_end, expected = CUTS[case]
     machine = follower(FakeLog(end, 0, epochs))
-    assert machine.diverged(end, leader_epoch, leader_end) == [TruncateTo(expected)]
+    assert machine.diverged(end, leader_epoch, leader_end, 0, 0) == [TruncateTo(expected)]
     assert machine.state is FetchState.TRUNCATING
     assert not machine.is_ready(0)
     machine.truncated()
@@ -82,7 +82,21 @@ def test_failure_01_divergence_truncates_where_epochs_diverge(case: str) -> None
 
 def test_truncation_below_log_start_restarts_the_log() -> None:
     machine = follower(FakeLog(20, 10, [(1, 10)]))
-    assert machine.diverged(20, 0, 4) == [RestartAt(4)]
+    assert machine.diverged(20, 0, 4, 0, 0) == [RestartAt(4)]
+
+
+def test_divergence_below_leaders_log_start_restarts_the_log_there() -> None:
+    """The leader has deleted the records where the logs diverged. Those of this log may belong to other transactions."""
+    machine = follower(FakeLog(20, 0, [(1, 0), (4, 5)]))
+    assert machine.diverged(20, 4, 12, 12, 11) == [RestartAt(12)]
+
+
+@pytest.mark.parametrize(("log_start", "high_watermark"), [(0, 12), (12, 0), (0, 15)])
+def test_divergence_at_leaders_log_start_truncates_where_records_below_were_committed(
+    log_start: int, high_watermark: int
+) -> None:
+    machine = follower(FakeLog(20, log_start, [(1, log_start), (4, 15)]))
+    assert machine.diverged(20, 1, 12, 12, high_watermark) == [TruncateTo(12)]
 
 
 def test_follower_behind_leaders_log_start_restarts_there() -> None:
@@ -94,14 +108,14 @@ def test_response_to_fetch_before_truncation_is_ignored() -> None:
     log = FakeLog(20, 0, [(1, 0)])
     machine = follower(log)
     assert machine.expects(20)
-    machine.diverged(20, 1, 10)
+    machine.diverged(20, 1, 10, 0, 0)
     assert not machine.expects(20)
-    assert not machine.diverged(20, 1, 5)
+    assert not machine.diverged(20, 1, 5, 0, 0)
     log.log_end_offset = 10
     machine.truncated()
     assert not machine.expects(20)
     assert machine.expects(10)
-    assert not machine.diverged(20, 1, 5)
+    assert not machine.diverged(20, 1, 5, 0, 0)
     assert not machine.refused(ErrorCode.OFFSET_OUT_OF_RANGE, 20, 50, 0)
 
 
@@ -134,7 +148,7 @@ def test_back_off_ends_with_a_tick_after_its_deadline_and_not_with_a_question() 
 
 def test_time_ends_no_truncation() -> None:
     machine = follower(FakeLog(20, 0, [(1, 0)]))
-    machine.diverged(20, 1, 10)
+    machine.diverged(20, 1, 10, 0, 0)
     machine.tick(1 << 60)
     assert machine.state is FetchState.TRUNCATING
 

@@ -400,7 +400,12 @@ class _FetchLoop:
             level = logging.DEBUG if code in _PASSING else logging.WARNING
             logger.log(level, "%s: broker %d answers %s", followed.partition.name, self._leader_id, code.name)
         elif fetched.diverging is not None:
-            effects = machine.diverged(position.fetch_offset, *fetched.diverging)
+            effects = machine.diverged(
+                position.fetch_offset,
+                *fetched.diverging,
+                fetched.log_start_offset,
+                followed.partition.high_watermark,
+            )
         elif machine.expects(position.fetch_offset):
             if len(fetched.records) and not self._append(followed, position, fetched.records, steady_ms):
                 return
