@@ -374,7 +374,8 @@ def test_a_producer_of_a_partition_that_is_gone_goes_on_through_shrinks_to_diffe
     shrunk_to(world, 1, 2)
     # The first one is a retry.
     assert send_to_gone(world, 1, 2) == [STORED] * 2
-    assert send_to_gone(world, 4)[0][0] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    # Another broker may know of sequence 3.
+    assert send_to_gone(world, 4)[0][0] is ErrorCode.NOT_ENOUGH_REPLICAS
     shrunk_to(world, 2, 1)
     assert send_to_gone(world, 1, 2, 3, 4) == [STORED] * 4
     world.until(lambda: ends(world, 0) == [4, 4, 4], "copies on all brokers")
@@ -389,7 +390,7 @@ def test_a_producer_of_a_partition_that_is_gone_goes_on_behind_a_log_that_is_gon
     # Its third partition took sequences 1 to 6, and is gone.
     shrunk_to(world, 3, 1)
     assert send_to_gone(world, 7) == [STORED]
-    assert [code for code, _ in send_to_gone(world, 9, 6)] == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 2
+    assert [code for code, _ in send_to_gone(world, 9, 6)] == [ErrorCode.NOT_ENOUGH_REPLICAS] * 2
     assert send_to_gone(world, 8, 7) == [STORED] * 2
     assert ends(world, 0) == [3, 3, 3]
 
@@ -421,6 +422,42 @@ def test_a_batch_for_a_partition_that_is_gone_does_not_overtake_one_that_was_ref
     codes = [produced(answer).error_code for answer in (first, second)]
     assert codes == [ErrorCode.NOT_ENOUGH_REPLICAS] * 2
     assert send_to_gone(world, 1, 2) == [STORED] * 2
+
+
+def test_a_replaced_leader_does_not_end_the_sequence_of_a_partition_that_is_gone(world: World) -> None:
+    """A client that changes the broker may come to one that does not know of the new leader, nor of its records."""
+    shrunk_to(world, 1)
+    assert send_to_gone(world, 0) == [STORED]
+    world.change(leader=2, isr=[2, 3], to=(2, 3))
+    world.settle()
+    assert send(world, 2, 1, index=GONE) == STORED
+    assert send_to_gone(world, 2)[0][0] is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert send(world, 2, 2, index=GONE) == STORED
+
+
+@pytest.mark.parametrize("is_taken_back", [True, False])
+def test_a_replica_that_restarted_behind_deleted_records_takes_the_next_sequence(
+    world: World, *, is_taken_back: bool
+) -> None:
+    """Another partition stores an early part of the sequence, which must not be taken for the end of it."""
+    shrink(world)
+    world.settle()
+    assert send(world, 1, 0) == STORED
+    take_back(world)
+    world.settle()
+    world.kill(3)
+    world.fence(3)
+    world.change(1, isr=[1, 2])
+    assert [send(world, 1, sequence) for sequence in (1, 2)] == [(ErrorCode.NONE, 1), (ErrorCode.NONE, 2)]
+    world[1].replicas.move_start(world[1].partition(1), 3)
+    world.start(3)
+    world.until(lambda: ends(world, 1) == [3] * 3, "copies on all brokers")
+    world.unfence(3)
+    if not is_taken_back:
+        world.publish(setting(PARTITIONS_ACTIVE, "1"))
+    world.change(1, leader=3, isr=[1, 2, 3])
+    world.settle()
+    assert send(world, 3, 3) == ((ErrorCode.NONE, 3) if is_taken_back else STORED)
 
 
 # -- disappearing --------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from tidemill.broker.partitions.shrinking.passing_on import (
     PassingOn,
     PassingOnHost,
     is_committed,
-    knows_epoch,
+    knows_sequence,
     stored_before,
     taken_over,
 )
@@ -431,10 +431,15 @@ class Appender:
         )
 
     def _may_leave_gap(self, header: BatchHeader) -> bool:
-        """Whether the log of another partition with this number, which is gone, may have had the batches before this one."""
+        """Whether batches before this one may have been in a log, or in a part of this one, that is gone.
+
+        A replica that restarted at the log start of its leader knows nothing of the deleted records.
+        """
         log = self._leadership.writable_log
+        if log is None:
+            return False
         was_removed = self._name.partition < self._config.tidemill_partitions_former
-        return was_removed and log is not None and not knows_epoch(log.producers, header)
+        return (was_removed or log.log_start_offset > 0) and not knows_sequence(log.producers, header)
 
     def _not_storing(self, named: int) -> tuple[ErrorCode, str]:
         """One of two brokers does not know yet that the number of partitions has changed."""

@@ -6,6 +6,10 @@ are. After shrinks to different numbers these are several partitions, and the la
 
 Records of the partition may have been stored in logs that are gone, its own among them. So the first batch of a producer
 may leave a gap behind what is known. From then on the partition that stores them finds gaps.
+
+Such a gap may be apparent only. A partition that is gone has no leader epoch, so a client may send a batch through a broker
+whose metadata is older than that of the one before. It passes the batch on to a leader that was replaced, which lacks the
+batches before it. The producer therefore gets an error after which it tries again, not OUT_OF_ORDER_SEQUENCE_NUMBER.
 """
 
 from __future__ import annotations
@@ -118,9 +122,20 @@ class FormerPartition:
             self.refusals.forget(header)
             settled(ProduceResult(self.index, ErrorCode.NONE, -header.record_count))
             return
+
+        def passed_on(result: ProduceResult) -> None:
+            settled(self._without_gap(result))
+
         self._passing_on.submit(
-            header, data, acks, transactional_id, first_sequence, settled, may_leave_gap=True
+            header, data, acks, transactional_id, first_sequence, passed_on, may_leave_gap=True
         )
+
+    def _without_gap(self, result: ProduceResult) -> ProduceResult:
+        """The result for the producer, which tries again when it seems to have left a gap."""
+        if result.error is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return result
+        message = f"{result.message}; another broker may know more of {self.name}, which is gone"
+        return result._replace(error=ErrorCode.NOT_ENOUGH_REPLICAS, message=message)
 
     def _stored_elsewhere(self, header: BatchHeader) -> tuple[AppendedBatch | None, int | None]:
         """The batch of another partition that this one repeats, and the sequence that follows what is stored there."""

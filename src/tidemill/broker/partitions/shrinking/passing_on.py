@@ -238,10 +238,12 @@ def is_committed(producers: Producers, header: BatchHeader, high_watermark: int)
     return state is None or not state.batches or state.batches[-1].last_offset < high_watermark
 
 
-def knows_epoch(producers: Producers, header: BatchHeader) -> bool:
-    """Whether a log has the sequence of a producer, in the epoch of its batch."""
+def knows_sequence(producers: Producers, header: BatchHeader) -> bool:
+    """Whether a log has the sequence of a producer, in the epoch of its batch. A marker alone tells the epoch only."""
     state = producers.get(header.producer_id)
-    return state is not None and state.epoch >= header.producer_epoch
+    if state is None or state.epoch < header.producer_epoch:
+        return False
+    return state.epoch > header.producer_epoch or bool(state.batches)
 
 
 def taken_over(header: BatchHeader) -> tuple[BatchHeader, int | None]:
