@@ -25,7 +25,11 @@ from tidemill.protocol.api.data import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
+from tidemill.protocol.records import Record, build_batch
 from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
@@ -115,6 +119,33 @@ def test_a_replica_behind_the_leaders_log_start_begins_there(world: World, start
     assert (log.log_start_offset, log.log_end_offset) == (start, 31)
     assert read(world, 3, start)[-3:] == [b"p", b"q", b"r"]
     log.check_invariants()
+
+
+@pytest.mark.parametrize("batches", [[(b"x", b"y", b"z"), (b"more",)], [(b"x", b"y", b"z", b"more")]])
+def test_a_log_that_diverged_below_the_leaders_log_start_keeps_no_producer_of_its_own(
+    world: World, batches: list[tuple[bytes, ...]]
+) -> None:
+    """The new leader has deleted the records that stand in the place of those which the old one alone had."""
+    write(world, 1, b"a", b"b")
+    world.cut_off(1)
+    world.change(leader=2, isr=[2, 3], to=(2, 3))
+    records = [Record(number, 0, None, b"%d" % number) for number in range(3)]
+    batch = build_batch(records, producer_id=7, producer_epoch=0, base_sequence=0)
+    data = PartitionProduceData(index=0, records=memoryview(batch))
+    topic = TopicProduceData(topic_id=TOPIC_ID, name=TOPIC, partition_data=[data])
+    world.ask(1, ProduceRequest(acks=1, timeout_ms=1_000, topic_data=[topic]))
+    write(world, 1, b"c", b"d", acks=1)
+    assert world[1].log.producers.get(7) is not None
+    offsets = [write(world, 2, *values) for values in batches]
+    assert offsets[0] == 2
+    world._run_in(world[2], lambda: world[2].replicas.move_start(world[2].partition(), 5))
+    world.heal()
+    world.change(leader=2, isr=[2, 3])
+    in_sync(world, 1, 2, 3)
+    log = world[1].log
+    assert (log.log_start_offset, log.log_end_offset, read(world, 1, 5)[-1:]) == (5, 6, [b"more"])
+    assert world[1].values() == list(batches[-1])
+    assert log.producers.get(7) is None
 
 
 def test_a_restarted_log_opens_after_a_crash(world: World) -> None:
