@@ -460,6 +460,32 @@ def test_a_replica_that_restarted_behind_deleted_records_takes_the_next_sequence
     assert send(world, 3, 3) == ((ErrorCode.NONE, 3) if is_taken_back else STORED)
 
 
+def test_a_first_batch_behind_deleted_records_does_not_overtake_one_that_was_refused(world: World) -> None:
+    """It may leave a gap there. The log knows the producer's epoch by batches that were sent to another partition."""
+    # Partition 3 is gone, and stored in partition 1.
+    world.publish(setting(PARTITIONS_FORMER, "4"), setting(PARTITIONS_DIVISORS, "2"))
+    world.settle()
+    assert send(world, 1, 0, index=3) == STORED
+    world[1].replicas.move_start(world[1].partition(1), 2)
+    world.publish(
+        setting(PARTITIONS_ACTIVE, "1"),
+        setting(PARTITIONS_DIVISORS, "2,1"),
+        PartitionChangeRecord(partition_id=1, topic_id=TOPIC_ID, leader=1),
+    )
+    world.settle()
+    assert send(world, 1, 0) == STORED
+    take_back(world)
+    # Refused until the other partition has answered; the second one comes after that answer.
+    first = ask(world, 1, 1)
+    world.until(lambda: first.is_there, "a refusal")
+    world.settle(0.1)
+    second = ask(world, 1, 2)
+    world.until(lambda: second.is_there, "an answer")
+    codes = [produced(answer).error_code for answer in (first, second)]
+    assert codes == [ErrorCode.NOT_ENOUGH_REPLICAS] * 2
+    assert [send(world, 1, sequence) for sequence in (1, 2)] == [(ErrorCode.NONE, 2), (ErrorCode.NONE, 3)]
+
+
 # -- disappearing --------------------------------------------------------------------------------------------
 
 

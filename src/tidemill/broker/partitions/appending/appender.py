@@ -252,7 +252,7 @@ class Appender:
                 if duplicate is not None:
                     end_offset = duplicate.last_offset + 1
                     return self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp, acks)
-                if self._refusals and log.producers.get(header.producer_id) is None:
+                if self._refusals and not knows_sequence(log.producers, header):
                     self._refuse_successor(header)
             if rules.rewrites_timestamps:
                 header = stamp_append_time(data, header, wall_ms)

@@ -239,11 +239,17 @@ def is_committed(producers: Producers, header: BatchHeader, high_watermark: int)
 
 
 def knows_sequence(producers: Producers, header: BatchHeader) -> bool:
-    """Whether a log has the sequence of a producer, in the epoch of its batch. A marker alone tells the epoch only."""
+    """Whether a log has the sequence of a producer, in the epoch of its batch; otherwise a batch may leave a gap.
+
+    A marker, or batches that were passed on by another partition, tell the epoch only. For a batch that is passed on, the
+    partition that passes it on has kept the order.
+    """
     state = producers.get(header.producer_id)
-    if state is None or state.epoch < header.producer_epoch:
-        return False
-    return state.epoch > header.producer_epoch or bool(state.batches)
+    if state is None or header.attributes & NAMED_PARTITION:
+        return state is not None
+    if state.epoch == header.producer_epoch:
+        return bool(state.batches)
+    return state.epoch > header.producer_epoch
 
 
 def taken_over(header: BatchHeader) -> tuple[BatchHeader, int | None]:
