@@ -425,6 +425,8 @@ class Log:
         for path in doomed:
             self._files.remove(path)
         self.epochs.truncate_from_end(0)
+        # One at `offset` itself may be of records that diverge.
+        self._snapshots.drop_after(-1)
         if self.config.tidemill_delays_enable:
             self.delay_snapshots.drop_after(-1)
         self._add_segment(offset, wall_ms, create=True)

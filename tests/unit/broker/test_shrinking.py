@@ -460,6 +460,29 @@ def test_a_replica_that_restarted_behind_deleted_records_takes_the_next_sequence
     assert send(world, 3, 3) == ((ErrorCode.NONE, 3) if is_taken_back else STORED)
 
 
+def test_a_replica_that_restarted_behind_deleted_records_stores_the_next_sequence_of_another_partition(
+    world: World,
+) -> None:
+    """The decommissioned partition knows an early part of the sequence. The rest was in the log that the replica lacks."""
+    assert send(world, 1, 0) == (ErrorCode.NONE, 1)
+    shrink(world)
+    world.settle()
+    world.kill(3)
+    world.fence(3)
+    world.change(0, isr=[1, 2])
+    world.change(1, isr=[1, 2])
+    assert [send(world, 1, sequence) for sequence in (1, 2)] == [STORED] * 2
+    world[1].replicas.move_start(world[1].partition(0), 2)
+    world.start(3)
+    world.until(lambda: ends(world, 0) == [2] * 3, "copies on all brokers")
+    world.unfence(3)
+    world.change(0, leader=3, isr=[1, 2, 3])
+    world.change(1, leader=2)
+    world.settle()
+    assert send(world, 2, 3) == STORED
+    assert send(world, 2, 5)[0] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
 def test_a_first_batch_behind_deleted_records_does_not_overtake_one_that_was_refused(world: World) -> None:
     """It may leave a gap there. The log knows the producer's epoch by batches that were sent to another partition."""
     # Partition 3 is gone, and stored in partition 1.

@@ -210,6 +210,40 @@ def test_failure_10_snapshot_before_deleted_batches_is_not_used(log: Log) -> Non
     _produce(log, 2, 20)
 
 
+def test_a_log_that_restarts_where_it_has_a_snapshot_knows_no_producer(log: Log) -> None:
+    """The snapshot may be of records that diverge from those of the leader."""
+    for sequence in range(0, 20, 2):
+        _produce(log, 2, sequence)
+    snapshots = [name for name in log._files.list("/d") if name.endswith(".snapshot")]
+    log.restart_at(int(snapshots[-1].removesuffix(".snapshot")), T0)
+    assert log.producers.get(7) is None
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_the_producer_state_is_incomplete_behind_records_that_were_never_seen(log: Log, restart: str) -> None:
+    assert log.producers.is_complete
+    log.restart_at(50, T0)
+    for sequence in range(0, 20, 2):
+        _produce(log, 2, sequence)
+    if restart == "crash without snapshots":
+        log = _without_snapshots(log)
+    elif restart != "none":
+        log = _restarted(log, is_clean=restart == "clean")
+    assert not log.producers.is_complete
+
+
+@pytest.mark.parametrize("restart", RESTARTS[:3])
+def test_the_producer_state_stays_complete_when_seen_records_are_deleted(log: Log, restart: str) -> None:
+    for sequence in range(0, 20, 2):
+        _produce(log, 2, sequence)
+    for path in log.move_start(19):
+        log._files.remove(path)
+    if restart != "none":
+        log = _restarted(log, is_clean=restart == "clean")
+    assert log.log_start_offset > 0
+    assert log.producers.is_complete
+
+
 def test_a_damaged_snapshot_is_dropped_and_the_log_replayed(log: Log) -> None:
     for sequence in range(0, 20, 2):
         _produce(log, 2, sequence)

@@ -19,6 +19,9 @@ those of the producer id.
 The state is a function of the log. Snapshots (`<offset>.snapshot`, in Kafka's format) only shorten the replay; one is
 written at each roll and at a clean shutdown. Kafka's entry holds a producer's last batch. The other batches follow in
 a section that Kafka does not read, so a restart forgets none.
+
+The state is incomplete when the log began after batches that this replica has not seen: it copied a log whose first records
+were deleted. A producer that is not known then may have written before.
 """
 
 from __future__ import annotations
@@ -51,6 +54,8 @@ _BATCH = struct.Struct(">qiiqq")
 _NO_PRODUCER = -1
 # Marks a batch in that section whose producer named another partition; the batch itself is the next entry.
 _NAMED = -2
+# Marks in that section that the state is incomplete.
+_INCOMPLETE = -3
 
 
 class AppendedBatch(NamedTuple):
@@ -99,6 +104,7 @@ class Producers:
         self._ended: deque[tuple[int, int]] = deque()
         # True when no transaction is open and every marker is below the high watermark. Every fetch reads it.
         self.is_stable = True
+        self.is_complete = True
 
     def __len__(self) -> int:
         return len(self._states)
@@ -287,7 +293,7 @@ class Producers:
         self._states.clear()
         self._open.clear()
         self._ended.clear()
-        self.is_stable = True
+        self.is_stable = self.is_complete = True
 
     def check_invariants(self) -> None:
         undecided = {s.txn_first_offset: s for s in self._states.values() if s.txn_first_offset >= 0}
@@ -322,6 +328,8 @@ class Producers:
                     tail += _BATCH.pack(state.producer_id, batch[0], batch[1], batch[2], batch[4])
         for first_offset, marker_offset in self._ended:
             tail += _BATCH.pack(_NO_PRODUCER, 0, 0, first_offset, marker_offset)
+        if not self.is_complete:
+            tail += _BATCH.pack(_INCOMPLETE, 0, 0, 0, 0)
         body += tail
         return _PREFIX.pack(_SNAPSHOT_VERSION, crc32c(bytes(body))) + bytes(body)
 
@@ -353,7 +361,7 @@ class Producers:
         self.is_stable = not self._open and not self._ended
 
     def _restore_others(self, others: list[tuple[int, int, int, int, int]]) -> None:
-        """Restore the batches before each producer's last one, and the ended transactions."""
+        """Restore the batches before each producer's last one, the ended transactions, and whether that is all."""
         named_partition = 0
         for producer_id, base_sequence, last_sequence, base_offset, timestamp in others:
             if producer_id == _NO_PRODUCER:
@@ -361,6 +369,9 @@ class Producers:
                 continue
             if producer_id == _NAMED:
                 named_partition = base_sequence
+                continue
+            if producer_id == _INCOMPLETE:
+                self.is_complete = False
                 continue
             span = (last_sequence - base_sequence) & _LARGEST_SEQUENCE
             batch = AppendedBatch(base_sequence, last_sequence, base_offset, base_offset + span, timestamp)

@@ -65,4 +65,6 @@ class ProducerSnapshots:
                 self._files.remove(self._path(offset))
                 continue
             return offset
+        # A log that begins later, and has no snapshot from before, was copied from one whose first records were deleted.
+        producers.is_complete = start_offset == 0
         return start_offset

@@ -35,6 +35,7 @@ from tidemill.broker.partitions.shrinking.passing_on import (
     PassingOnHost,
     is_committed,
     knows_sequence,
+    next_where_stored,
     stored_before,
     taken_over,
 )
@@ -235,7 +236,8 @@ class Appender:
         if header.attributes & NAMED_PARTITION:
             if self._host.storing_partition(self._name.topic, header.named_partition) != self._name.partition:
                 return self._refused(*self._not_storing(header.named_partition))
-            header, first_sequence = taken_over(header)
+            header, stated = taken_over(header)
+            first_sequence = next_where_stored(log.producers, header, stated)
         try:
             check_produced(header)
             if isinstance(inspected, Exception):
@@ -431,15 +433,12 @@ class Appender:
         )
 
     def _may_leave_gap(self, header: BatchHeader) -> bool:
-        """Whether batches before this one may have been in a log, or in a part of this one, that is gone.
-
-        A replica that restarted at the log start of its leader knows nothing of the deleted records.
-        """
+        """Whether batches before this one may have been in a log, or in a part of this one, that is gone."""
         log = self._leadership.writable_log
         if log is None:
             return False
         was_removed = self._name.partition < self._config.tidemill_partitions_former
-        return (was_removed or log.log_start_offset > 0) and not knows_sequence(log.producers, header)
+        return (was_removed or not log.producers.is_complete) and not knows_sequence(log.producers, header)
 
     def _not_storing(self, named: int) -> tuple[ErrorCode, str]:
         """One of two brokers does not know yet that the number of partitions has changed."""

@@ -52,7 +52,6 @@ class _Waiting(NamedTuple):
     acks: int
     transactional_id: str | None
     first_sequence: int | None
-    may_leave_gap: bool
     settle: Settle
 
 
@@ -131,7 +130,7 @@ class PassingOn:
             )
             return
         if header.producer_id < 0 or self._going_on.get(header.producer_id) == header.producer_epoch:
-            first_sequence, may_leave_gap = None, False
+            first_sequence = None
         elif may_leave_gap:
             first_sequence = later_sequence(header.base_sequence, first_sequence)
         marked = header._replace(
@@ -139,9 +138,7 @@ class PassingOn:
             attributes=with_named_partition(header.attributes, self._name.partition),
         )
         restamp(batch, marked)
-        self._waiting.append(
-            _Waiting(header, batch, acks, transactional_id, first_sequence, may_leave_gap, settle)
-        )
+        self._waiting.append(_Waiting(header, batch, acks, transactional_id, first_sequence, settle))
         self._waiting_bytes += len(batch)
         if len(self._waiting) == 1:
             self._send()
@@ -159,9 +156,8 @@ class PassingOn:
         self._host.pass_on(target, first.batch, first.acks, first.transactional_id, self._settled)
 
     def _refused_before(self, waiting: _Waiting) -> ErrorCode | None:
-        """A producer that is not known in other logs may start with any sequence, but not behind a refused batch."""
-        is_stated = waiting.first_sequence is not None and not waiting.may_leave_gap
-        if is_stated or waiting.header.producer_id < 0:
+        """A batch may leave a gap behind the logs that are known, but not behind a refused batch."""
+        if waiting.header.producer_id < 0:
             return None
         return self.refusals.before(waiting.header, self._host.steady_ms())
 
@@ -258,6 +254,18 @@ def taken_over(header: BatchHeader) -> tuple[BatchHeader, int | None]:
         return header, None
     sequence = header.base_offset & 0xFFFF_FFFF
     return header._replace(base_offset=0), None if sequence == _ANY_SEQUENCE else sequence
+
+
+def next_where_stored(producers: Producers, header: BatchHeader, stated: int | None) -> int | None:
+    """The sequence that a batch which is passed on must have, by what the partition that passed it on has stated.
+
+    The log that stores it may have had later batches if its producer state is incomplete: then it may leave a gap.
+    """
+    state = producers.get(header.producer_id)
+    is_known = state is not None and header.named_partition in state.named
+    if stated is None or producers.is_complete or is_known:
+        return stated
+    return later_sequence(header.base_sequence, stated)
 
 
 def is_passed_on_batch(header: BatchHeader) -> bool:
