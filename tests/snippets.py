@@ -36,19 +36,24 @@ folders that a page names are replaced by real ones. Everything that was started
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import pytest
+
 from tests.brokers import readable
+from tidemill.testing.ports import HOST, HeldPort
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
@@ -135,6 +140,17 @@ class Page:
     @property
     def left_out(self) -> list[Snippet]:
         return [snippet for snippet in self.snippets if snippet.mark.startswith("not run")]
+
+
+@contextlib.contextmanager
+def free_ports(*numbers: int) -> Iterator[dict[str, str]]:
+    """Addresses with free ports for those that pages name, as `Reader` replaces them. They are reserved for the block."""
+    ports = {number: HeldPort() for number in numbers}
+    try:
+        yield {f"{HOST}:{number}": f"{HOST}:{port.number}" for number, port in ports.items()}
+    finally:
+        for port in ports.values():
+            port.release()
 
 
 class SnippetFailedError(AssertionError):
@@ -252,6 +268,8 @@ class Reader:
     def _start_shell(self, text: str, *, is_last: bool = True) -> tuple[subprocess.Popen[bytes], Path]:
         """Folder and variables are those that the last shell left. One in the background leaves none: it may end at any
         time, while another is writing down its own."""
+        if re.search(r"\bcurl\b", text) and shutil.which("curl") is None:
+            pytest.skip("the page goes on with curl, which is not installed: apt-get install curl")
         kept = self._own / "shell"
         keep = f"{{ declare -px | grep -v '^declare -[a-z]*r'; printf 'cd %q\\n' \"$PWD\"; }} > {kept}.new"
         script = f". {kept} 2>/dev/null || true\nset -euo pipefail\n{text}\n"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.brokers import STOP_LIMIT_S, command, eventually
+from tests.processes import living_processes
 from tidemill.config import load_broker_config, parse_properties
 
 CLUSTER_BOOTSTRAP = os.environ.get("TIDEMILL_CLUSTER_BOOTSTRAP")
@@ -60,15 +61,11 @@ class LocalCluster(RunningCluster):
 
     def node_pids(self) -> dict[int, int]:
         """The nodes' processes by node id: children of the command, distinguished by their configuration file."""
-        listed = subprocess.run(
-            ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-        )
         pids = {}
-        for line in listed.stdout.splitlines():
-            pid, parent, arguments = line.split(maxsplit=2)
-            found = re.search(r"/broker-(\d+)/server\.properties", arguments)
-            if int(parent) == self.process.pid and found:
-                pids[int(found[1])] = int(pid)
+        for process in living_processes():
+            found = re.search(r"/broker-(\d+)/server\.properties", process.arguments)
+            if process.parent_pid == self.process.pid and found:
+                pids[int(found[1])] = process.pid
         return pids
 
     def config_path(self, node_id: int) -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
 
 from tests.brokers import Broker, eventually, readable, start_broker
+from tests.processes import is_alive, living_processes
 
 _CONSOLE = re.compile(rb"Console at https?://(\S+)/")
 _LIMIT_S = 60.0
@@ -36,20 +36,11 @@ def console_address(broker: Broker) -> str:
 
 def gateway_pids(broker: Broker) -> list[int]:
     """Gateways that the broker started and that live."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat=,args="], capture_output=True, check=True, text=True
-    )
-    pids = []
-    for line in listed.stdout.splitlines():
-        pid, parent, state, arguments = line.split(None, 3)
-        if int(parent) == broker.pid and not state.startswith("Z") and " gateway " in arguments:
-            pids.append(int(pid))
-    return pids
-
-
-def is_alive(pid: int) -> bool:
-    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return bool(listed.stdout.strip()) and not listed.stdout.startswith("Z")
+    return [
+        process.pid
+        for process in living_processes()
+        if process.parent_pid == broker.pid and " gateway " in process.arguments
+    ]
 
 
 def wait_for_end(pid: int) -> None:

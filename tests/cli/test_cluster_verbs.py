@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.brokers import eventually
 from tests.cli.clusters import LocalCluster, serve_by_hand
 from tests.cli.conftest import LIMIT_S, Run, run_command
 from tests.cli.gateways import answers
+from tests.processes import is_alive
 
 
 def test_status_of_a_healthy_cluster(cli_three: Run, topic: str) -> None:
@@ -166,4 +166,4 @@ def test_ctrl_c_stops_every_node(own_cluster: Callable[..., LocalCluster]) -> No
     (pid,) = cluster.node_pids().values()
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.process.wait(LIMIT_S) == 0, cluster.log()
-    assert subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode != 0
+    assert not is_alive(pid)

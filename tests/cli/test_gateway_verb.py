@@ -21,10 +21,10 @@ from tests.cli.gateways import (
     answers,
     console_address,
     gateway_pids,
-    is_alive,
     start_with_gateway,
     wait_for_end,
 )
+from tests.processes import is_alive
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.cli.serving import addresses
 from tidemill.client.admin.topics import Admin

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.snippets import ROOT, Page, Reader
-from tidemill.testing.ports import HOST, HeldPort
+from tests.snippets import ROOT, Page, Reader, free_ports
 
 PAGE = ROOT / "docs/console.md"
 CONSOLE = ROOT / "src/tidemill/gateway/console"
@@ -18,10 +17,8 @@ CONSOLE = ROOT / "src/tidemill/gateway/console"
 @pytest.fixture
 def replaced() -> Iterator[dict[str, str]]:
     """Free ports for those that the page names."""
-    ports = {number: HeldPort() for number in (8080, 8081, 9092)}
-    yield {f"{HOST}:{number}": f"{HOST}:{port.number}" for number, port in ports.items()}
-    for port in ports.values():
-        port.release()
+    with free_ports(8080, 8081, 9092) as replaced:
+        yield replaced
 
 
 def test_every_snippet_of_the_page_runs(tmp_path: Path, replaced: dict[str, str]) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.snippets import ROOT, Page, Reader, Snippet
+from tests.snippets import ROOT, Page, Reader, Snippet, free_ports
 from tidemill.testing import InProcessBroker
-from tidemill.testing.ports import HOST, HeldPort
+from tidemill.testing.ports import HOST
 
 DOCS = ROOT / "docs"
 NOT_RUN_MAX = 14
@@ -53,10 +53,8 @@ _GATEWAY = "tidemill gateway --bootstrap 127.0.0.1:9092 --listen 127.0.0.1:8080"
 @pytest.fixture
 def replaced() -> Iterator[dict[str, str]]:
     """Free ports for those that the pages name."""
-    ports = {number: HeldPort() for number in (8080, 9092, 9192, 9404)}
-    yield {f"{HOST}:{number}": f"{HOST}:{port.number}" for number, port in ports.items()}
-    for port in ports.values():
-        port.release()
+    with free_ports(8080, 9092, 9192, 9404) as replaced:
+        yield replaced
 
 
 def environment(replaced: Mapping[str, str]) -> dict[str, str]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.snippets import ROOT, Page, Reader
+from tests.snippets import ROOT, Page, Reader, free_ports
 from tidemill.testing import InProcessBroker
-from tidemill.testing.ports import HOST, HeldPort
+from tidemill.testing.ports import HOST
 
 
 def test_every_snippet_of_the_page_runs(tmp_path: Path) -> None:
-    ports = {number: HeldPort() for number in (8080, 8081)}
-    with InProcessBroker() as broker:
-        replaced = {f"{HOST}:{number}": f"{HOST}:{port.number}" for number, port in ports.items()}
+    with InProcessBroker() as broker, free_ports(8080, 8081) as replaced:
         replaced[f"{HOST}:9092"] = broker.bootstrap
         with Reader(tmp_path, replaced) as reader:
             reader.run_page(Page(ROOT / "docs/gateway.md"))
-    for port in ports.values():
-        port.release()
