@@ -86,6 +86,9 @@ class MemoryLog:
     def append(self, records: Sequence[RawRecord], steady_ms: int, writer: Writer | None = None) -> int:
         return self._append([Written(record, writer) for record in records])
 
+    def has_ended(self, _end: TransactionEnd) -> bool:
+        return False
+
     def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         return self._append([Written(None, end=end)])
 

@@ -40,6 +40,9 @@ class MemoryLog:
         self.records += records
         return len(self.records)
 
+    def has_ended(self, _end: TransactionEnd) -> bool:
+        return False
+
     def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         raise AssertionError("no transaction has records here")
 

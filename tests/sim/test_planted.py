@@ -150,6 +150,10 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
         lambda: courses.test_failure_07_a_late_marker_does_not_end_a_later_transaction(True),
     ),
     (
+        Bug("repeated markers are written", transactions.repeated_markers_are_written),
+        lambda: courses.test_failure_07_a_repeated_marker_does_not_end_a_later_transaction(False),
+    ),
+    (
         Bug(
             "markers of a stale coordinator are accepted",
             transactions.markers_of_a_stale_coordinator_are_accepted,

@@ -101,7 +101,13 @@ class Producer:
         codes.append(ErrorCode(answer.responses[0].partition_responses[0].error_code))
 
     async def mark_late(
-        self, producer: tuple[int, int], coordinator_epoch: int, *, is_commit: bool, codes: list[ErrorCode]
+        self,
+        producer: tuple[int, int],
+        coordinator_epoch: int,
+        *,
+        is_commit: bool,
+        codes: list[ErrorCode],
+        ordinal: int = -1,
     ) -> None:
         """The copy of a marker that was on its way all the time."""
         marker = WritableTxnMarker(
@@ -111,6 +117,7 @@ class Producer:
             topics=[WritableTxnMarkerTopic(name=PAYMENTS, partition_indexes=[P0.partition])],
             coordinator_epoch=coordinator_epoch,
             transaction_version=2 if self._is_new else 0,
+            ordinal=ordinal,
         )
         await self.client.refresh([PAYMENTS])
         address, _ = await self.client.find_leader(P0)
@@ -206,6 +213,37 @@ def test_failure_07_a_late_marker_does_not_end_a_later_transaction(is_late_commi
         )
         stage.finished(stage.perform(producer.client, late), "the late marker is answered")
         stage.require(codes[0] == ErrorCode.INVALID_PRODUCER_EPOCH, f"the late marker got {codes[0].name}")
+        producer.ended(is_commit=not is_late_commit)
+
+    play(course, has_transactions=True)
+
+
+@pytest.mark.parametrize("is_late_commit", [True, False], ids=["late commit", "late abort"])
+def test_failure_07_a_repeated_marker_does_not_end_a_later_transaction(is_late_commit: bool) -> None:
+    """In the old manner a later transaction has the same epochs; the marker's number distinguishes them."""
+
+    def course(stage: Stage) -> None:
+        producer = Producer(stage, is_new=False)
+        producer.opened()
+        producer.ended(is_commit=is_late_commit)
+        _, machine = coordinator(stage)
+        stage.wait(lambda: not machine.transactions[ID].is_prepared, "all markers are written")
+        before, coordinator_epoch = producer.transactor.producer, machine._coordinator_epoch
+        leader = stage.leader_of(P0).node
+        assert leader is not None
+        partition, _ = leader.broker.replicas.find(P0)
+        assert partition is not None
+        assert partition.log is not None
+        state = partition.log.producers.get(before[0])
+        assert state is not None
+        ordinal = state.end_ordinal
+        producer.opened()
+        stage.require(producer.transactor.producer == before, "the epoch is the same all the time")
+        codes: list[ErrorCode] = []
+        late = producer.mark_late(
+            before, coordinator_epoch, is_commit=is_late_commit, codes=codes, ordinal=ordinal
+        )
+        stage.finished(stage.perform(producer.client, late), "the late marker is answered")
         producer.ended(is_commit=not is_late_commit)
 
     play(course, has_transactions=True)

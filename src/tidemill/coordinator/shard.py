@@ -46,6 +46,9 @@ class Caller:
 
 
 class PartitionLog(ReplicatedLog[RawRecord], Protocol):
+    def has_ended(self, end: TransactionEnd) -> bool:
+        """Whether the marker has been appended before, in this leader epoch."""
+
     def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         """Append the marker that ends a transaction in this partition. Returns the log end offset, or raises ApiError."""
 
@@ -102,6 +105,10 @@ class Shard(MachineRuntime[RecordT, RawRecord]):
         """Ends a transaction in this partition. The answer is None, or ApiError, when the marker is committed."""
         if self._error is not None:
             self._respond(token, ApiError(self._error))
+            return
+        if self._log.has_ended(end):
+            # A late repetition must not decide the offsets of the producer's next transaction (failure 7).
+            self._park([Answer(token, None)])
             return
         try:
             self._append(lambda: self._log.append_marker(end, steady_ms))

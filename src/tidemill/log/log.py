@@ -255,6 +255,7 @@ class Log:
         self.producers.check_marker(end)
         batch = bytearray(build_marker(end, wall_ms))
         self.append(memoryview(batch), (header_at(batch),), leader_epoch, wall_ms)
+        self.producers.remember_ordinal(end)
         return self.log_end_offset
 
     def _learn(self, header: BatchHeader, batch: memoryview) -> None:

@@ -31,13 +31,17 @@ _VALUE = struct.Struct(">hi")
 
 
 class TransactionEnd(NamedTuple):
-    """The content of a marker. `transaction_version` comes from the request and is not stored."""
+    """The content of a marker. `transaction_version` and `ordinal` come from the request and are not stored.
+
+    A coordinator numbers the ends that it orders. -1: the end has no number.
+    """
 
     producer_id: int
     producer_epoch: int
     coordinator_epoch: int
     is_commit: bool
     transaction_version: int = 0
+    ordinal: int = -1
 
 
 class AbortedTransaction(NamedTuple):

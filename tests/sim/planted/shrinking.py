@@ -108,10 +108,10 @@ def several_batches_are_under_way(replace: Replace) -> None:
 def a_marker_does_not_reach_the_partition_that_stores(replace: Replace) -> None:
     original = marker_writer.MarkerWriter._write
 
-    def _write(self: marker_writer.MarkerWriter, tp: TopicPartition, end: Any) -> Any:
+    def _write(self: marker_writer.MarkerWriter, tp: TopicPartition, *rest: Any) -> Any:
         divisors = self._replicas.topic_config(tp.topic).tidemill_partitions_divisors
         is_active = divisors and tp.partition < int(divisors[-1])
-        return original(self, TopicPartition(tp.topic, 0) if is_active else tp, end)
+        return original(self, TopicPartition(tp.topic, 0) if is_active else tp, *rest)
 
     replace(marker_writer.MarkerWriter, "_write", _write)
 

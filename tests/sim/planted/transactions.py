@@ -42,6 +42,11 @@ def late_markers_are_accepted(replace: Replace) -> None:
     replace(producers.Producers, "check_marker", lambda *_: None)
 
 
+def repeated_markers_are_written(replace: Replace) -> None:
+    """A marker counts although it was written before, and the producer has begun its next transaction."""
+    replace(producers.Producers, "has_ended", lambda *_: False)
+
+
 def markers_of_a_stale_coordinator_are_accepted(replace: Replace) -> None:
     original = producers.Producers.check_marker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +39,8 @@ class World:
 
     def __init__(self) -> None:
         self.leaders: dict[TopicPartition, int] = {}
+        self.leader_epoch = 4
+        self.broker_epoch = 11
         self.answers: dict[TopicPartition, list[ErrorCode | None]] = {}
         self.asked: list[Asked] = []
         self.requests: list[WriteTxnMarkersRequest] = []
@@ -57,10 +60,11 @@ class World:
         topics: dict[str, list[Any]] = {}
         for tp, leader in sorted(self.leaders.items()):
             topics.setdefault(tp.topic, []).append(
-                SimpleNamespace(leader=leader, has_leader=leader != NOBODY)
+                SimpleNamespace(leader=leader, leader_epoch=self.leader_epoch, has_leader=leader != NOBODY)
             )
         named = {name: SimpleNamespace(partitions=partitions) for name, partitions in topics.items()}
-        return cast(MetadataImage, SimpleNamespace(topics_by_name=named))
+        brokers = {HERE: SimpleNamespace(epoch=self.broker_epoch)}
+        return cast(MetadataImage, SimpleNamespace(topics_by_name=named, brokers=brokers))
 
     def _channel_to(self, address: Address, _purpose: str) -> Any:
         async def request(message: WriteTxnMarkersRequest, _kind: Any, *, timeout_s: float) -> Any:
@@ -130,6 +134,10 @@ class World:
         self.markers.write(SHARD, WriteMarkers(f"tx{number}", end, partitions))
 
 
+def _has_written(world: World, count: int) -> bool:
+    return len(world.written) == count
+
+
 def tp(topic: str, partition: int = 0) -> TopicPartition:
     return TopicPartition(topic, partition)
 
@@ -197,6 +205,33 @@ async def test_refused_marker_is_sent_again_to_the_current_leader(
     await world.until(lambda: bool(world.written))
     assert sorted(world.asked) == [(HERE, [(10, tp("a"))]), (HERE, [(10, tp("b"))]), (THERE, [(10, tp("a"))])]
     assert world.written == ["tx10"]
+
+
+async def test_repeated_marker_keeps_its_ordinal_and_names_the_current_leader_epoch() -> None:
+    world = World()
+    world.leaders = {tp("a"): THERE}
+    world.answers = {tp("a"): [None]}
+    world.order(10, tp("a"))
+    await world.until(lambda: len(world.asked) == 1)
+    world.leader_epoch += 1
+    await world.until(lambda: bool(world.written))
+    (first,), (second,) = (request.markers for request in world.requests)
+    assert first.ordinal == second.ordinal >= 0
+    assert [marker.topics[0].leader_epochs for marker in (first, second)] == [[4], [5]]
+
+
+async def test_ordinals_rise_with_each_transaction_and_each_start_of_the_broker() -> None:
+    ordinals = []
+    for broker_epoch in (11, 12):
+        world = World()
+        world.broker_epoch = broker_epoch
+        world.leaders = {tp("a"): THERE}
+        for number in (10, 11):
+            world.order(number, tp("a"))
+        await world.until(partial(_has_written, world, 2))
+        ordinals += [marker.ordinal for request in world.requests for marker in request.markers]
+    assert ordinals == sorted(set(ordinals))
+    assert len(ordinals) == 4
 
 
 async def test_a_partition_without_a_leader_waits_for_one() -> None:

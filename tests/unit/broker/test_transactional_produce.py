@@ -65,6 +65,59 @@ def test_marker_without_a_producer_is_not_written(world: World) -> None:
     assert log_end(world) == 0
 
 
+class TestRepeatedMarkers:
+    """A coordinator repeats a request that was not answered in time, and both may arrive."""
+
+    def test_repeated_marker_is_written_once(self, world: World, coordinator: ScriptedVerification) -> None:
+        begin(world, coordinator)
+        for _ in range(2):
+            assert mark(world, is_commit=True, ordinal=5) is ErrorCode.NONE
+        assert log_end(world) == 2
+
+    @pytest.mark.parametrize("is_commit", [True, False])
+    def test_failure_07_repetition_that_is_late_leaves_the_next_transaction_open(
+        self, world: World, coordinator: ScriptedVerification, is_commit: bool
+    ) -> None:
+        begin(world, coordinator)
+        assert mark(world, is_commit=is_commit, ordinal=5) is ErrorCode.NONE
+        following = send(world, 1)
+        confirm(world, coordinator)
+        assert outcome(world, following) is ErrorCode.NONE
+        assert mark(world, is_commit=is_commit, ordinal=5) is ErrorCode.NONE
+        producers = world[1].log.producers
+        assert producers.is_open(PRODUCER, 0)
+        assert mark(world, is_commit=True, ordinal=6) is ErrorCode.NONE
+        assert not producers.is_open(PRODUCER, 0)
+
+    def test_repetition_does_not_void_the_verification_of_the_next_transaction(
+        self, world: World, coordinator: ScriptedVerification
+    ) -> None:
+        begin(world, coordinator)
+        assert mark(world, is_commit=True, ordinal=5) is ErrorCode.NONE
+        following = send(world, 1)
+        assert mark(world, is_commit=True, ordinal=5) is ErrorCode.NONE
+        confirm(world, coordinator)
+        assert outcome(world, following) is ErrorCode.NONE
+
+    @pytest.mark.parametrize("difference", [-1, 1])
+    def test_marker_for_another_leader_epoch_is_not_written(
+        self, world: World, coordinator: ScriptedVerification, difference: int
+    ) -> None:
+        begin(world, coordinator)
+        epoch = world[1].partition().leadership.leader_epoch
+        refused = mark(world, is_commit=True, ordinal=5, leader_epochs=[epoch + difference])
+        assert refused is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert log_end(world) == 1
+        assert mark(world, is_commit=True, ordinal=5, leader_epochs=[epoch]) is ErrorCode.NONE
+
+    @pytest.mark.parametrize("leader_epochs", [[9, 9], [9, 9, 9]])
+    def test_leader_epochs_that_do_not_match_the_partitions_are_ignored(
+        self, world: World, coordinator: ScriptedVerification, leader_epochs: list[int]
+    ) -> None:
+        begin(world, coordinator)
+        assert mark(world, is_commit=True, leader_epochs=leader_epochs) is ErrorCode.NONE
+
+
 class TestVerification:
     @pytest.mark.parametrize(("version", "adds"), [(OLD, False), (NEW, True)])
     def test_the_first_batch_waits_for_the_coordinator(

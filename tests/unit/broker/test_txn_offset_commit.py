@@ -244,6 +244,25 @@ async def test_failed_verification_becomes_commit_error(
     assert asked == [("tx", producer.producer_id, producer.producer_epoch, place, version >= ADDS)]
 
 
+@pytest.mark.parametrize("is_commit", [True, False])
+async def test_failure_07_repeated_marker_does_not_decide_the_next_transactions_offsets(
+    producer: Producer, is_commit: bool
+) -> None:
+    end = TransactionEnd(producer.producer_id, producer.producer_epoch, 0, is_commit, ordinal=5)
+    end_transaction = producer.node.broker.groups.end_transaction
+    assert (await producer.ask("add_offsets_to_txn", 3, group_id="g")).error_code == 0
+    assert await producer.commit(4, ("t", 0, 5)) == [("t", 0, 0)]
+    await end_transaction(0, end)
+    ended = (5 if is_commit else -1, 0)
+    assert await producer.fetch() == ended
+    assert await producer.commit(4, ("t", 0, 9)) == [("t", 0, 0)]
+    await end_transaction(0, end)
+    assert await producer.fetch() == (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    assert await producer.fetch(is_stable=False) == ended
+    await end_transaction(0, end._replace(ordinal=6, is_commit=True))
+    assert await producer.fetch() == (9, 0)
+
+
 async def test_failure_06_a_marker_that_overtakes_the_verification_makes_it_void(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,13 +132,18 @@ def start_marker(
     broker_id: int = 1,
     topic: str = TOPIC,
     index: int = 0,
+    ordinal: int = -1,
+    leader_epochs: Sequence[int] = (),
 ) -> Answer:
     marker = WritableTxnMarker(
         producer_id=producer_id,
         producer_epoch=epoch,
         transaction_result=is_commit,
         coordinator_epoch=coordinator_epoch,
-        topics=[WritableTxnMarkerTopic(name=topic, partition_indexes=[index])],
+        topics=[
+            WritableTxnMarkerTopic(name=topic, partition_indexes=[index], leader_epochs=list(leader_epochs))
+        ],
+        ordinal=ordinal,
     )
     return world.ask(broker_id, WriteTxnMarkersRequest(markers=[marker]))
 

@@ -69,6 +69,9 @@ class World:
         self.log += records
         return self.end_offset
 
+    def has_ended(self, _end: TransactionEnd) -> bool:
+        return False
+
     def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         raise AssertionError("no transactions here")
 

@@ -115,6 +115,9 @@ class Log:
         self.writers.append(writer)
         return self.end_offset
 
+    def has_ended(self, _end: TransactionEnd) -> bool:
+        return False
+
     def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         if self.error is not None:
             raise ApiError(self.error)

@@ -52,10 +52,17 @@ def transactional(
 
 
 def end(
-    log: Log, pid: int, *, commit: bool, epoch: int = 0, coordinator_epoch: int = 1, version: int = 0
+    log: Log,
+    pid: int,
+    *,
+    commit: bool,
+    epoch: int = 0,
+    coordinator_epoch: int = 1,
+    version: int = 0,
+    ordinal: int = -1,
 ) -> int:
     """The offset of the marker."""
-    marker = TransactionEnd(pid, epoch, coordinator_epoch, commit, version)
+    marker = TransactionEnd(pid, epoch, coordinator_epoch, commit, version, ordinal)
     return log.append_marker(marker, 0, T0) - 1
 
 
@@ -278,6 +285,28 @@ def test_failure_07_a_late_marker_does_not_end_the_next_transaction(log: Log) ->
     end(log, 1, commit=False, epoch=2, version=2)
     assert not log.producers.is_open(1, 2)
     assert log.aborted_between(0, 6) == [AbortedTransaction(1, 3, 4, 5)]
+
+
+def test_failure_07_repetition_of_a_numbered_marker_is_recognised(log: Log) -> None:
+    def has_ended(
+        ordinal: int, *, epoch: int = 0, coordinator_epoch: int = 1, is_commit: bool = False
+    ) -> bool:
+        repeated = TransactionEnd(1, epoch, coordinator_epoch, is_commit, ordinal=ordinal)
+        return log.producers.has_ended(repeated)
+
+    assert not has_ended(5)
+    write(log, 1, 0)
+    end(log, 1, commit=False, ordinal=5)
+    assert has_ended(5)
+    assert has_ended(4), "the marker of an earlier transaction, later still"
+    assert not has_ended(6)
+    assert not has_ended(-1), "a marker without a number"
+    assert not has_ended(5, epoch=1)
+    end(log, 1, commit=False)
+    assert has_ended(5), "an administrator's marker is not numbered"
+    end(log, 1, commit=False, coordinator_epoch=2, ordinal=3)
+    assert not has_ended(5, coordinator_epoch=2), "each coordinator has its own numbers"
+    assert has_ended(3, coordinator_epoch=2)
 
 
 def test_the_largest_epoch_ends_its_own_transaction(log: Log) -> None:

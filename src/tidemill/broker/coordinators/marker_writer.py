@@ -3,11 +3,18 @@
 Markers come from transaction coordinators, this broker's own among them, and from an administrator who ends a transaction
 that no coordinator knows any more. Each partition is answered when its marker is committed. Markers of
 `__consumer_offsets` go through the group coordinator, so that it and the log agree on which offsets take effect.
+
+A coordinator repeats a request that was not answered in time, and the first one may still arrive: after the transaction
+is complete, and the producer has begun the next one. That must not end with an old marker (failure 7). A coordinator
+therefore numbers its ends and names the leader epoch. A leader writes each number once, and refuses markers for an
+earlier leader epoch, since it does not know what the leader of that epoch has written.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from itertools import repeat
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators.groups import GroupCoordinators
@@ -19,6 +26,7 @@ from tidemill.protocol.api.transactions import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
+    WritableTxnMarkerTopic,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
@@ -48,9 +56,9 @@ class MarkerWriter:
         for marker in request.markers:
             end = _end_of(marker)
             for topic in marker.topics:
-                for index in topic.partition_indexes:
+                for index, leader_epoch in _addressed(topic):
                     tp = TopicPartition(topic.name, index)
-                    written.setdefault(marker.producer_id, {})[tp] = self._write(tp, end)
+                    written.setdefault(marker.producer_id, {})[tp] = self._write(tp, end, leader_epoch)
         waiting = [future for futures in written.values() for future in futures.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=_COMMIT_S_MAX)
@@ -61,7 +69,7 @@ class MarkerWriter:
             ]
         )
 
-    def _write(self, tp: TopicPartition, end: TransactionEnd) -> _Written:
+    def _write(self, tp: TopicPartition, end: TransactionEnd, leader_epoch: int | None) -> _Written:
         written: _Written = asyncio.get_running_loop().create_future()
         if end.producer_id < 0:
             written.set_result(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -69,6 +77,9 @@ class MarkerWriter:
         partition, _ = self._replicas.find((tp.topic, tp.partition))
         if partition is None or partition.log is None:
             written.set_result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return written
+        if leader_epoch is not None and leader_epoch != partition.leadership.leader_epoch:
+            written.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return written
         if tp.topic == OFFSETS_TOPIC:
             return asyncio.ensure_future(self._end_in_groups(tp.partition, end))
@@ -92,6 +103,13 @@ class MarkerWriter:
         return ErrorCode.NONE
 
 
+def _addressed(topic: WritableTxnMarkerTopic) -> Iterable[tuple[int, int | None]]:
+    """The partitions with the leader epoch that each marker is addressed to; None where the sender names none."""
+    if len(topic.leader_epochs) == len(topic.partition_indexes):
+        return zip(topic.partition_indexes, topic.leader_epochs, strict=True)
+    return zip(topic.partition_indexes, repeat(None))
+
+
 def _end_of(marker: WritableTxnMarker) -> TransactionEnd:
     return TransactionEnd(
         marker.producer_id,
@@ -99,6 +117,7 @@ def _end_of(marker: WritableTxnMarker) -> TransactionEnd:
         marker.coordinator_epoch,
         marker.transaction_result,
         marker.transaction_version,
+        marker.ordinal,
     )
 
 

@@ -10,7 +10,8 @@ network. An order is done when every partition has said that its marker is commi
     anything else                              a bug somewhere; tried again, and logged
 
 Markers of a shard that has been closed are not sent any more, but one may be under way. That is harmless: the coordinator's
-epoch is in it, and the markers of its successor are the same, since the decision is in the log.
+epoch is in it, and the markers of its successor are the same, since the decision is in the log. A request that was given up
+may be under way, too, and arrive after the transaction is complete. Each order has a number by which leaders recognise that.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from tidemill.protocol.api.transactions import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from tidemill.types import TopicPartition
+from tidemill.types import BrokerId, TopicPartition
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
 _BACKOFF_S_MIN = 0.02
 _BACKOFF_S_MAX = 0.5
+# An ordinal is the broker's epoch, and below it the number of the order.
+_ORDINAL_BITS = 32
 
 _RETRIED = frozenset(
     {
@@ -66,6 +69,7 @@ class ShardKey(NamedTuple):
 class _Order:
     shard: ShardKey
     markers: WriteMarkers
+    ordinal: int
     missing: dict[TopicPartition, None]
     failures: int = 0
     is_dropped: bool = False
@@ -74,6 +78,7 @@ class _Order:
 class _Item(NamedTuple):
     order: _Order
     partition: TopicPartition
+    leader_epoch: int
 
 
 @dataclass(slots=True, eq=False)
@@ -107,18 +112,26 @@ class Markers:
         self._on_written = on_written
         self._orders: dict[ShardKey, dict[str, _Order]] = {}
         self._queues: dict[int, _Queue] = {}
+        self._last_ordinal = -1
         self._is_closed = False
 
     # -- orders ----------------------------------------------------------------------------------------------
 
     def write(self, shard: ShardKey, markers: WriteMarkers) -> None:
         """`on_written` is called later, never from inside this call, unless the shard is forgotten before."""
-        order = _Order(shard, markers, dict.fromkeys(markers.partitions))
+        order = _Order(shard, markers, self._next_ordinal(), dict.fromkeys(markers.partitions))
         earlier = self._orders.setdefault(shard, {}).get(markers.transactional_id)
         if earlier is not None:
             earlier.is_dropped = True
         self._orders[shard][markers.transactional_id] = order
         self._loop.call_soon(self._route, order, list(order.missing))
+
+    def _next_ordinal(self) -> int:
+        # Above those of an earlier process of this broker, whose epoch was lower.
+        broker = self._image().brokers.get(BrokerId(self._node_id))
+        first = broker.epoch << _ORDINAL_BITS if broker is not None else 0
+        self._last_ordinal = max(self._last_ordinal + 1, first)
+        return self._last_ordinal
 
     def forget(self, shard: ShardKey) -> None:
         """This broker is no longer the coordinator."""
@@ -153,9 +166,10 @@ class Markers:
             elif not topic.partitions[tp.partition].has_leader:
                 leaderless.append(tp)
             else:
-                leader = topic.partitions[tp.partition].leader
+                partition = topic.partitions[tp.partition]
+                leader = partition.leader
                 queue = self._queues.setdefault(leader, _Queue())
-                queue.items.append(_Item(order, tp))
+                queue.items.append(_Item(order, tp, partition.leader_epoch))
                 if queue.task is None:
                     queue.task = self._loop.create_task(self._empty(leader, queue))
         if leaderless:
@@ -205,7 +219,7 @@ class Markers:
     def _take(self, items: list[_Item], response: WriteTxnMarkersResponse | None) -> None:
         codes = _codes(response)
         retried: dict[_Order, list[TopicPartition]] = {}
-        for order, tp in items:
+        for order, tp, _ in items:
             if order.is_dropped:
                 continue
             code = codes.get((order.markers.end.producer_id, tp), ErrorCode.REQUEST_TIMED_OUT)
@@ -243,9 +257,11 @@ class Markers:
 
 def _request(items: list[_Item]) -> WriteTxnMarkersRequest:
     """One marker for each order, with its partitions by topic."""
-    partitions: dict[_Order, dict[str, list[int]]] = {}
-    for order, tp in items:
-        partitions.setdefault(order, {}).setdefault(tp.topic, []).append(tp.partition)
+    topics: dict[_Order, dict[str, WritableTxnMarkerTopic]] = {}
+    for order, tp, leader_epoch in items:
+        topic = topics.setdefault(order, {}).setdefault(tp.topic, WritableTxnMarkerTopic(name=tp.topic))
+        topic.partition_indexes.append(tp.partition)
+        topic.leader_epochs.append(leader_epoch)
     return WriteTxnMarkersRequest(
         markers=[
             WritableTxnMarker(
@@ -254,12 +270,10 @@ def _request(items: list[_Item]) -> WriteTxnMarkersRequest:
                 transaction_result=order.markers.end.is_commit,
                 coordinator_epoch=order.markers.end.coordinator_epoch,
                 transaction_version=order.markers.end.transaction_version,
-                topics=[
-                    WritableTxnMarkerTopic(name=name, partition_indexes=indexes)
-                    for name, indexes in topics.items()
-                ],
+                ordinal=order.ordinal,
+                topics=list(by_name.values()),
             )
-            for order, topics in partitions.items()
+            for order, by_name in topics.items()
         ]
     )
 

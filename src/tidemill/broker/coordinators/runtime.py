@@ -280,6 +280,10 @@ class HostedShard(Generic[MachineT]):
     def append(self, records: Sequence[RawRecord], steady_ms: int, writer: Writer | None = None) -> int:
         return self._partition.appender.append_internal(records, steady_ms, writer)
 
+    def has_ended(self, end: TransactionEnd) -> bool:
+        log = self._partition.log
+        return log is not None and log.producers.has_ended(end)
+
     def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         return self._partition.appender.append_marker(end, steady_ms)
 

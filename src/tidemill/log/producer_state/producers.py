@@ -82,6 +82,8 @@ class ProducerState:
     txn_first_offset: int = -1
     # The timestamp of the last batch or marker.
     last_timestamp: int = -1
+    # The ordinal of the last marker that this replica wrote as the leader. It is in memory only.
+    end_ordinal: int = -1
 
     @property
     def last_sequence(self) -> int:
@@ -199,6 +201,20 @@ class Producers:
                 f"{state.coordinator_epoch}",
             )
 
+    def has_ended(self, end: TransactionEnd) -> bool:
+        """Whether this replica has written the marker before, or a later one of the same producer and coordinator.
+
+        A repetition may arrive late, when the producer's next transaction has begun. Before transactions had epochs of
+        their own, nothing else distinguishes the two.
+        """
+        state = self._states.get(end.producer_id)
+        return (
+            state is not None
+            and 0 <= end.ordinal <= state.end_ordinal
+            and end.producer_epoch == state.epoch
+            and end.coordinator_epoch == state.coordinator_epoch
+        )
+
     # -- what was appended -----------------------------------------------------------------------------------
 
     def record(self, header: BatchHeader) -> None:
@@ -233,6 +249,9 @@ class Producers:
     def record_end(self, end: TransactionEnd, offset: int, timestamp: int) -> AbortedTransaction | None:
         """Update the state with a marker that was appended. Returns the transaction that it aborted, if any."""
         state = self._seen(end.producer_id, end.producer_epoch)
+        if end.coordinator_epoch != state.coordinator_epoch:
+            # Each coordinator has its own numbers.
+            state.end_ordinal = -1
         state.coordinator_epoch = end.coordinator_epoch
         state.last_timestamp = timestamp
         first_offset = state.txn_first_offset
@@ -248,6 +267,11 @@ class Producers:
             return None
         last_stable_offset = next(iter(self._open), offset + 1)
         return AbortedTransaction(end.producer_id, first_offset, offset, last_stable_offset)
+
+    def remember_ordinal(self, end: TransactionEnd) -> None:
+        """Remember the number of a marker that was appended."""
+        state = self._states[end.producer_id]
+        state.end_ordinal = max(state.end_ordinal, end.ordinal)
 
     def record_bare_marker(self, header: BatchHeader) -> None:
         """Record the epoch of a marker whose record compaction has removed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from tidemill.protocol.schema import (
+    FIRST_OWN_TAG,
     NO_UUID,
     Bool,
     DataMessage,
@@ -17,6 +18,7 @@ from tidemill.protocol.schema import (
     Since,
     String,
     Struct,
+    Tag,
     Until,
     Uuid,
     field,
@@ -116,6 +118,8 @@ class EndTxnResponse(Response, api_key=26, versions=(0, 5), flexible=3):
 class WritableTxnMarkerTopic(Struct):
     name: String = ""
     partition_indexes: list[Int32] = field(default_factory=list)
+    # Tidemill's own: the leader epoch that each marker is addressed to.
+    leader_epochs: Annotated[list[Int32], Tag(FIRST_OWN_TAG)] = field(default_factory=list)
 
 
 class WritableTxnMarker(Struct):
@@ -125,6 +129,8 @@ class WritableTxnMarker(Struct):
     topics: list[WritableTxnMarkerTopic] = field(default_factory=list)
     coordinator_epoch: Int32 = 0
     transaction_version: Annotated[Int8, Since(2)] = 0
+    # Tidemill's own: rises with each end that a coordinator orders. A repetition has the number of the first attempt.
+    ordinal: Annotated[Int64, Tag(FIRST_OWN_TAG)] = -1
 
 
 class WriteTxnMarkersRequest(Request, api_key=27, versions=(1, 2), flexible=1):

@@ -568,9 +568,12 @@ class Appender:
     def append_marker(self, end: TransactionEnd, timestamp_ms: int) -> int:
         """End a producer's transaction in this partition; returns the log's end after the marker. `ApiError` if that fails.
 
-        What the coordinator verified for that producer before is void from here on (failure 6).
+        What the coordinator verified for that producer before is void from here on (failure 6). A repetition of a
+        marker that was written adds none (failure 7).
         """
         log = self._writable_with_enough_in_sync()
+        if log.producers.has_ended(end):
+            return log.log_end_offset
         if self.passing_on is not None and not log.producers.is_open_for(end.producer_id):
             # Its records are elsewhere, if it has any. A marker would keep this partition from getting empty.
             self.guards.ended(end)
