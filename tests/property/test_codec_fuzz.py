@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from tests.thoroughness import examples
 from tidemill.errors import ProtocolError
 from tidemill.protocol.frames import parse_request_header
-from tidemill.protocol.schema import Message, decode, decode_exact, decode_from, encode, encode_in_steps
+from tidemill.protocol.schema import (
+    Message,
+    decode,
+    decode_exact,
+    decode_from,
+    decode_in_steps,
+    encode,
+    encode_in_steps,
+)
 from tidemill.protocol.steps import run_steps
 
 from .message_samples import Sampler, label, message_types, same
@@ -31,6 +39,7 @@ def test_round_trip_of_every_version(cls: type[Message], seed: int) -> None:
         message = Sampler(seed).message(cls, version)
         raw = encode(message, version)
         assert run_steps(encode_in_steps(message, version)) == raw
+        assert same(run_steps(decode_in_steps(cls, version, raw)), message)
         for buffer in (raw, bytearray(raw), memoryview(raw)):
             assert same(decode_exact(cls, version, buffer), message)
         shifted = memoryview(b"head" + raw + b"tail")
@@ -49,6 +58,8 @@ def test_a_message_cut_anywhere_is_refused(cls: type[Message], seed: int) -> Non
         for length in {dice.randrange(len(raw)) for _ in range(12)} if raw else ():
             with pytest.raises(ProtocolError):
                 decode(cls, version, raw[:length])
+            with pytest.raises(ProtocolError):
+                run_steps(decode_in_steps(cls, version, raw[:length]))
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=label)

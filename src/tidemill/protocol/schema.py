@@ -21,9 +21,11 @@ from tidemill.errors import ProtocolError
 from tidemill.protocol.codegen import (
     Decoder,
     Encoder,
+    StepDecoder,
     StepEncoder,
     compile_decoder,
     compile_encoder,
+    compile_step_decoder,
     compile_step_encoder,
     has_records,
 )
@@ -81,6 +83,7 @@ __all__ = [
     "decode",
     "decode_exact",
     "decode_from",
+    "decode_in_steps",
     "encode",
     "encode_in_steps",
     "encode_into",
@@ -107,6 +110,7 @@ class Message(Struct):
     flexible_since: ClassVar[int | None]
     latest_version_unstable: ClassVar[bool]
     _decoders: ClassVar[dict[int, tuple[Decoder, bool]]]
+    _step_decoders: ClassVar[dict[int, StepDecoder]]
     _encoders: ClassVar[dict[int, Encoder]]
     _step_encoders: ClassVar[dict[int, StepEncoder]]
 
@@ -126,6 +130,7 @@ class Message(Struct):
         cls.flexible_since = flexible
         cls.latest_version_unstable = latest_version_unstable
         cls._decoders = {}
+        cls._step_decoders = {}
         cls._encoders = {}
         cls._step_encoders = {}
 
@@ -178,7 +183,21 @@ def decode_from(cls: type[MessageT], version: int, buffer: Buffer, position: int
         message, end = decoder(copied, 0, len(copied))
         return message, position + end
     except _MALFORMED as error:
-        raise ProtocolError(f"{cls.__name__} v{version} is malformed: {error}") from None
+        raise _malformed(cls, version, error) from None
+
+
+def decode_in_steps(cls: type[MessageT], version: int, body: bytes) -> Steps[MessageT]:
+    """As `decode`, in steps of some kilobytes."""
+    decoder = cls._step_decoders.get(version)
+    if decoder is None:
+        _check_decodable(cls, version)
+        decoder = cls._step_decoders[version] = compile_step_decoder(cls, version, cls.is_flexible(version))
+    try:
+        message, _ = yield from decoder(memoryview(body) if has_records(cls) else body, 0, len(body))
+    except _MALFORMED as error:
+        raise _malformed(cls, version, error) from None
+    decoded: MessageT = message
+    return decoded
 
 
 def encode(message: Message, version: int) -> bytes:
@@ -213,8 +232,7 @@ def encode_in_steps(message: Message, version: int) -> Steps[bytes]:
 
 
 def _decoder(cls: type[Message], version: int) -> tuple[Decoder, bool]:
-    if version not in cls.versions:
-        raise ProtocolError(f"{cls.__name__} has no version {version}, only {_range_text(cls)}")
+    _check_decodable(cls, version)
     compiled = compile_decoder(cls, version, cls.is_flexible(version)), has_records(cls)
     cls._decoders[version] = compiled
     return compiled
@@ -225,6 +243,15 @@ def _encoder(cls: type[Message], version: int) -> Encoder:
     compiled = compile_encoder(cls, version, cls.is_flexible(version))
     cls._encoders[version] = compiled
     return compiled
+
+
+def _check_decodable(cls: type[Message], version: int) -> None:
+    if version not in cls.versions:
+        raise ProtocolError(f"{cls.__name__} has no version {version}, only {_range_text(cls)}")
+
+
+def _malformed(cls: type[Message], version: int, error: Exception) -> ProtocolError:
+    return ProtocolError(f"{cls.__name__} v{version} is malformed: {error}")
 
 
 def _check_encodable(cls: type[Message], version: int) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.net.request_order import Order, order_in
@@ -36,12 +36,14 @@ from tidemill.protocol.frames import (
     has_flexible_response_header,
     parse_request_header,
 )
-from tidemill.protocol.schema import Request, Response, decode, encode, encode_in_steps
+from tidemill.protocol.schema import Request, Response, decode, decode_in_steps, encode, encode_in_steps
 from tidemill.protocol.steps import Steps
 
 logger = logging.getLogger(__name__)
 
-# A larger request may have a response that takes long to encode.
+T = TypeVar("T")
+
+# A larger request may take long to decode, and its response long to encode.
 _LARGE_BYTES = 16_384
 
 
@@ -112,15 +114,45 @@ class Dispatcher:
             call.connection.close(f"{served.name} failed: {error!r}")
 
     def _handle(self, served: Api, call: Call) -> None:
+        if len(call.frame) > _LARGE_BYTES:
+            self._handle_large(served, call)
+            return
         request = decode(served.request, call.version, call.frame, call.header.body_position)
+        call.expect_reply()
+        self._handle_decoded(served, call, request)
+
+    def _handle_large(self, served: Api, call: Call) -> None:
+        """Decode the request in steps, from a copy: its frame is overwritten by what arrives next."""
+        call.is_large = True
+        call.expect_reply()
+        body = bytes(call.frame[call.header.body_position :])
+        call.connection.add_kept_bytes(len(body))
+        decoding: Awaitable[Request] = self._in_turns(decode_in_steps(served.request, call.version, body))
+        if call.usage is not None:
+            decoding = call.usage.timed(decoding)
+        self._answer_later(self._finish_large(served, call, decoding, len(body)))
+
+    async def _finish_large(self, served: Api, call: Call, decoding: Awaitable[Request], size: int) -> None:
+        try:
+            request = await decoding
+        except ProtocolError as error:
+            call.connection.close(str(error))
+            return
+        finally:
+            call.connection.add_kept_bytes(-size)
+        if not call.is_wanted:
+            return
+        self._handle_decoded(served, call, request)
+        if call.usage is not None:
+            call.usage.pause()
+
+    def _handle_decoded(self, served: Api, call: Call, request: Request) -> None:
         if order_in(served.key, call.version) is Order.INDEPENDENT:
             broker = self._broker
             broker.lanes.claim(call.connection, lambda: known_hosts(broker, request))
-        call.expect_reply()
         if served.entries is not None and served.entries.is_more_than_a_piece(request):
             self._answer_later(self._finish_in_pieces(served, served.entries, call, request))
             return
-        call.is_large = len(call.frame) > _LARGE_BYTES
         try:
             result = self._serve(served, call, request)
         except Exception as error:
@@ -172,21 +204,22 @@ class Dispatcher:
 
     async def _answer_in_steps(self, served: Api, call: Call, request: Request, response: Response) -> None:
         try:
-            body = await self._encoded(encode_in_steps(response, call.version))
+            body = await self._in_turns(encode_in_steps(response, call.version))
         except Exception as error:
             self._failed(served, call, request, error)
             return
         if call.is_wanted:
             call.respond((body,))
 
-    async def _encoded(self, steps: Steps[bytes]) -> bytes:
+    async def _in_turns(self, steps: Steps[T]) -> T:
+        """Take a step in each turn. The first one waits for its turn, too."""
         while True:
+            await self._piece_turns.turn()
             try:
                 next(steps)
             except StopIteration as end:
-                body: bytes = end.value
-                return body
-            await self._piece_turns.turn()
+                result: T = end.value
+                return result
 
     def _answer(self, served: Api, call: Call, request: Request, response: Response) -> None:
         if not call.is_wanted:

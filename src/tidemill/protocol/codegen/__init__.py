@@ -16,7 +16,7 @@ a memoryview, so that records are never copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias
 
 from tidemill.protocol.codegen.decoder import DecoderSource
@@ -26,10 +26,17 @@ from tidemill.protocol.declarations import ArrayOf, Kind, Primitive, Struct, fie
 Decoder: TypeAlias = Callable[[Any, int, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any, bytearray], None]
 StepEncoder: TypeAlias = Callable[[Any, bytearray], Iterator[None]]
+StepDecoder: TypeAlias = Callable[[Any, int, int], Generator[None, None, tuple[Any, int]]]
 
 
 def compile_decoder(cls: type[Struct], version: int, flexible: bool) -> Decoder:
     decoder: Decoder = DecoderSource(version, flexible, views=has_records(cls)).compile(cls)
+    return decoder
+
+
+def compile_step_decoder(cls: type[Struct], version: int, flexible: bool) -> StepDecoder:
+    source = DecoderSource(version, flexible, views=has_records(cls), in_steps=True)
+    decoder: StepDecoder = source.compile(cls)
     return decoder
 
 

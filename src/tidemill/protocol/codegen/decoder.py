@@ -1,7 +1,9 @@
-"""The source of decoders: `codec(buf, p, end) -> (message, p)`.
+"""The source of decoders: `codec(buf, p, end) -> (message, p)`. One that works in steps is a generator, which yields after
+some kilobytes and returns the same.
 
 Names in generated code: `p` position, `n` the last length read, `q` the end of a slice. Numbered by depth: `n0`
-lengths, `a0` lists, `s0` list elements, `t0` nested structs, `c0 g0 e0` count, tag and end of tagged fields.
+lengths, `a0` lists, `s0` list elements, `t0` nested structs, `c0 g0 e0` count, tag and end of tagged fields. `k` is where
+a step ends.
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ from tidemill.protocol.declarations import (
 )
 from tidemill.protocol.wire import Buffer
 
+# Small entries take half a millisecond to decode.
+_STEP_BYTES = 4 << 10
+
 
 class DecoderSource(Source):
     """Generates the source of a decoder."""
 
-    def __init__(self, version: int, flexible: bool, views: bool) -> None:
+    def __init__(self, version: int, flexible: bool, views: bool, *, in_steps: bool = False) -> None:
         super().__init__(version, flexible)
+        self.in_steps = in_steps
         self.views = views
         self.constants["long_uvarint"] = wire.read_uvarint
         self.constants["long_string"] = _long_string
@@ -42,8 +48,12 @@ class DecoderSource(Source):
         self.constants["unpack_from"] = struct.unpack_from
 
     def compile(self, cls: type[Struct]) -> Any:
+        if self.in_steps:
+            self.line(f"k = p + {_STEP_BYTES}")
         self.struct(cls, "m", 0)
         self.flush()
+        if self.in_steps:
+            self.line("yield")
         self.line("return m, p")
         return self.build("def codec(buf, p, end):", f"<decode {cls.__name__} v{self.version}>")
 
@@ -152,7 +162,16 @@ class DecoderSource(Source):
                 self.nested(element, "", False, depth + 1)
                 self.flush()
                 self.line(f"{items}.append(s{depth + 1})")
+            if self.in_steps:
+                self.step_end()
             self.indent -= 1
+        self.indent -= 1
+
+    def step_end(self) -> None:
+        self.line("if p > k:")
+        self.indent += 1
+        self.line(f"k = p + {_STEP_BYTES}")
+        self.line("yield")
         self.indent -= 1
 
     def fixed_array(self, element: Primitive, target: str, var: str) -> None:
