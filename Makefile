@@ -98,6 +98,9 @@ bench-authorizer: $(VENV)/dev.stamp  ## what a decision of the authorizer costs 
 bench-instructions: $(VENV)/dev.stamp  ## instructions of one request, whatever else the machine does (Valgrind): ARGS="../older ."
 	@$(BIN)/python -m bench.micro.instructions $(ARGS)
 
+bench-steps: $(VENV)/dev.stamp  ## the longest step of the event loop for every list of every API: ARGS="../older ." or ARGS="--only Fetch --where 5"
+	@$(BIN)/python -m bench.micro.long_steps $(ARGS)
+
 ##@ Compare and break
 diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidemill, answers compared
 	@$(BIN)/python -m bench.diff $(ARGS)
@@ -172,4 +175,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java interop-others bench-secured-kafka bench-shares-kafka bench-views bench-delays bench-unfiltered bench-authorizer bench-instructions kill-rounds queue-kills exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java interop-others bench-secured-kafka bench-shares-kafka bench-views bench-delays bench-unfiltered bench-authorizer bench-instructions bench-steps kill-rounds queue-kills exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import RunningBroker
+from tests.brokers import RunningBroker, eventually
 
+from . import messages
 from .connection import Connection
 
 NAMES = [f"name-{number}" for number in range(20_000)]
@@ -61,6 +62,29 @@ REQUESTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
             ]
         },
     ),
+    "offset_commit": (
+        9,
+        {
+            "group_id": "group",
+            "generation_id_or_member_epoch": -1,
+            "topics": [
+                {"name": name, "partitions": [{"partition_index": 0, "committed_offset": 1}]}
+                for name in NAMES
+            ],
+        },
+    ),
+    "txn_offset_commit": (
+        3,
+        {
+            "group_id": "group",
+            "transactional_id": "transaction",
+            "generation_id": -1,
+            "topics": [
+                {"name": name, "partitions": [{"partition_index": 0, "committed_offset": 1}]}
+                for name in NAMES
+            ],
+        },
+    ),
     "describe_producers": (0, {"topics": [{"name": name, "partition_indexes": [0]} for name in NAMES]}),
 }
 ANSWERED = {
@@ -71,6 +95,8 @@ ANSWERED = {
     "elect_leaders": "replica_election_results",
     "alter_partition_reassignments": "responses",
     "describe_producers": "topics",
+    "offset_commit": "topics",
+    "txn_offset_commit": "topics",
 }
 
 
@@ -88,3 +114,38 @@ def test_another_connection_is_answered_in_between(target: RunningBroker, api: s
         assert not ready, f"{api} of {len(NAMES)} names was answered before ten small requests"
         answer = busy.finish(api, version, asked)
     assert len(getattr(answer, ANSWERED.get(api, "groups"))) == len(NAMES)
+
+
+def test_the_partitions_of_one_topic_are_many_things(target: RunningBroker, topic: str) -> None:
+    """A commit of 20,000 partitions is answered in pieces. It stores the offsets of the partitions that exist."""
+    with Connection(target) as busy, Connection(target) as other:
+        busy.create_topic(topic, partitions=10)
+        group = f"group of {topic}"
+        find = {"key_type": 0, "coordinator_keys": [group]}
+        eventually(
+            lambda: other.request("find_coordinator", 4, **find).coordinators[0].error_code == 0,
+            "a coordinator of the group",
+        )
+        partitions = [{"partition_index": index, "committed_offset": 7} for index in range(len(NAMES))]
+        commit = {
+            "group_id": group,
+            "generation_id_or_member_epoch": -1,
+            "topics": [{"name": topic, "partitions": partitions}],
+        }
+        asked = busy.start("offset_commit", 9, **commit)
+        for _ in range(10):
+            other.request("api_versions", 3, client_software_name="test", client_software_version="1")
+        ready, _, _ = select.select([busy.socket], [], [], 0)
+        assert not ready, "20,000 partitions were answered before ten small requests"
+        (answer,) = busy.finish("offset_commit", 9, asked).topics
+        stored = busy.request("offset_fetch", 8, groups=[{"group_id": group, "topics": None}]).groups[0]
+    assert [each.partition_index for each in answer.partitions] == list(range(len(NAMES)))
+    assert [each.error_code == 0 for each in answer.partitions] == [index < 10 for index in range(len(NAMES))]
+    assert [each.committed_offset for each in stored.topics[0].partitions] == [7] * 10
+
+
+def test_a_long_request_that_does_not_parse_closes_its_connection(target: RunningBroker) -> None:
+    whole = messages.request("describe_groups", 5, groups=NAMES)
+    with Connection(target) as connection:
+        connection.send(messages.frame(whole[4:-1_000]))
+        assert connection.is_closed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -189,6 +190,17 @@ async def test_in_flight_records_need_describe_on_group_and_topic(authorized: Au
     assert (found[PUBLIC].error_code, found[PUBLIC].in_flight.acquired) == (ErrorCode.NONE, 0)
     assert found[SECRET].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert found[SECRET].in_flight is None
+
+
+async def test_partition_that_is_named_twice_is_read_once(authorized: Authorized) -> None:
+    await ready(authorized)
+    topic = share.DescribeShareGroupOffsetsRequestTopic(topic_name=PUBLIC, partitions=[0, 0])
+    group = share.DescribeShareGroupOffsetsRequestGroup(group_id=WORKERS, topics=[topic])
+    (shown,) = (await authorized.ask(ADMIN, share.DescribeShareGroupOffsetsRequest(groups=[group]))).groups
+    (described,) = shown.topics
+    assert {each.partition_index: each.error_code for each in described.partitions} == {0: ErrorCode.NONE}
+    # A read of the state that nothing awaits would be reported now.
+    gc.collect()
 
 
 async def test_reminder_of_dead_letters_needs_cluster_action(authorized: Authorized) -> None:

@@ -101,8 +101,8 @@ class GroupCoordinators:
         )
         return answer
 
-    async def ask_all(self, request: Request, caller: Caller) -> list[Response]:
-        return await self.runtime.ask_every_shard(GroupCall(request, caller))
+    async def ask_all(self, request: Request, caller: Caller, *, is_large: bool) -> list[Response]:
+        return await self.runtime.ask_every_shard(GroupCall(request, caller), is_large=is_large)
 
     def end_transaction(self, partition_index: int, end: TransactionEnd) -> Awaitable[None]:
         """Writes the marker of a transaction to a partition of `__consumer_offsets`; done when it is committed.

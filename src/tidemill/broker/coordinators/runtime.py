@@ -171,10 +171,14 @@ class CoordinatorRuntime(Generic[MachineT]):
         """The answer of a shard to `handle(token)`, or a future of it. `ApiError`, now or awaited."""
         return self._requests.ask(handle)
 
-    async def ask_every_shard(self, request: Any) -> list[Any]:
-        """Sends the same request to every shard of this broker."""
+    async def ask_every_shard(self, request: Any, *, is_large: bool = False) -> list[Any]:
+        """Sends the same request to every shard of this broker. After each, the loop has its turn when it is a large one."""
         shards = [self.shard_at(index) for index in list(self._shards)]
-        answers = [self.ask_shard(partial(shard.handle, request)) for shard in shards]
+        answers = []
+        for shard in shards:
+            answers.append(self.ask_shard(partial(shard.handle, request)))
+            if is_large:
+                await asyncio.sleep(0)
         return [await answer if isinstance(answer, Awaitable) else answer for answer in answers]
 
     def machines(self) -> Iterator[MachineT]:

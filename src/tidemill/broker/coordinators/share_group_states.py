@@ -81,7 +81,8 @@ class ShareGroupStates:
         calls = {
             (topic_id, partition): self._client.read_summary(SharePartitionKey(group_id, topic_id, partition))
             for topic_id, indexes in partitions.items()
-            for partition in indexes
+            # A request may name a partition twice.
+            for partition in dict.fromkeys(indexes)
         }
         found, _ = await _all(calls)
         return found

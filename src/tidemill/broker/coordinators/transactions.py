@@ -183,8 +183,8 @@ class TransactionCoordinators:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.OPERATION_NOT_ATTEMPTED
 
-    async def ask_all(self, request: Request, caller: Caller) -> list[Response]:
-        return await self.runtime.ask_every_shard(TransactionCall(request, caller))
+    async def ask_all(self, request: Request, caller: Caller, *, is_large: bool) -> list[Response]:
+        return await self.runtime.ask_every_shard(TransactionCall(request, caller), is_large=is_large)
 
     # -- the machines ----------------------------------------------------------------------------------------
 

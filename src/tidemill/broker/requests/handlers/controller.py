@@ -63,7 +63,7 @@ from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.broker.requests.mutations import refused_topics, trial_of, within_quota
-from tidemill.broker.requests.pieces import Entries
+from tidemill.broker.requests.pieces import Entries, Inner
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.broker.requests.security.authorization import merged
 from tidemill.controller.controller import DECIDES
@@ -148,13 +148,23 @@ _RESOURCES = Entries(
     ElectLeadersRequest,
     scope=Scope.BOTH,
     entries=Entries(
-        "topic_partitions", "replica_election_results", key=lambda each: each.topic, piece_size=128
+        "topic_partitions",
+        "replica_election_results",
+        key=lambda each: each.topic,
+        piece_size=128,
+        inner=Inner("partitions", "partition_result", key=lambda index: index),
     ),
 )
 @serves(
     AlterPartitionReassignmentsRequest,
     scope=Scope.BOTH,
-    entries=Entries("topics", "responses", key=lambda each: each.name, piece_size=128),
+    entries=Entries(
+        "topics",
+        "responses",
+        key=lambda each: each.name,
+        piece_size=128,
+        inner=Inner("partitions", "partitions", key=lambda each: each.partition_index),
+    ),
 )
 @serves(ListPartitionReassignmentsRequest, scope=Scope.BOTH)
 @serves(UnregisterBrokerRequest, scope=Scope.BOTH, gaps=["A broker that is alive is refused: stop it first."])

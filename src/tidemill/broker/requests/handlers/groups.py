@@ -100,7 +100,7 @@ from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.pieces import Entries
+from tidemill.broker.requests.pieces import Entries, Inner
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.coordinator.shard import Caller, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
@@ -244,12 +244,33 @@ async def asked(broker: Broker, call: Call, group_id: str, request: Request) -> 
     return answer if isinstance(answer, Response) else await answer
 
 
+_PARTITIONS = Inner("partitions", "partitions")
+# An ordinary commit is one decision of the coordinator and one batch, as in Kafka, although that takes a few milliseconds.
+_COMMITTED_AT_ONCE = 256
+# Each piece of a larger one is a decision and a batch of its own. Between two of them another member's commit may come,
+# or the generation may end: then the rest is refused, partition by partition. Kafka refuses a commit that does not fit into
+# one batch; here it is stored.
+_OFFSETS = Entries(
+    "topics",
+    "topics",
+    lambda topic: (topic.name, topic.topic_id),
+    _COMMITTED_AT_ONCE,
+    _PARTITIONS,
+    decides_at_once=True,
+)
+
+
 @serves(JoinGroupRequest)
 @serves(HeartbeatRequest)
 @serves(LeaveGroupRequest)
 @serves(SyncGroupRequest)
-@serves(OffsetCommitRequest)
-@serves(OffsetDeleteRequest)
+@serves(OffsetCommitRequest, entries=_OFFSETS)
+@serves(
+    OffsetDeleteRequest,
+    entries=Entries(
+        "topics", "topics", lambda topic: topic.name, _COMMITTED_AT_ONCE, _PARTITIONS, decides_at_once=True
+    ),
+)
 @serves(ConsumerGroupHeartbeatRequest)
 @serves(ShareGroupHeartbeatRequest)
 def ask_of_group(
@@ -267,7 +288,15 @@ def ask_of_group(
     return ask_coordinator(broker, call, request.group_id, request)
 
 
-@serves(OffsetFetchRequest, entries=Entries("groups", "groups", key=lambda group: group.group_id))
+@serves(
+    OffsetFetchRequest,
+    entries=Entries(
+        "groups",
+        "groups",
+        key=lambda group: group.group_id,
+        inner=Inner("topics", "topics"),
+    ),
+)
 async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) -> Response:
     access = access_of(broker, call.connection)
     if call.version < _BATCHED_FETCH_SINCE:
@@ -313,7 +342,11 @@ def _is_shown(
 
 
 # Version 6 names topics by their ids; no release of Kafka has it yet.
-@serves(TxnOffsetCommitRequest, versions=(0, 5))
+@serves(
+    TxnOffsetCommitRequest,
+    versions=(0, 5),
+    entries=Entries("topics", "topics", lambda topic: topic.name, _COMMITTED_AT_ONCE, _PARTITIONS),
+)
 async def txn_offset_commit(
     broker: Broker, call: Call, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
@@ -468,7 +501,7 @@ async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest
 async def list_groups(broker: Broker, call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     merged = ListGroupsResponse()
     try:
-        answers = await broker.groups.ask_all(request, caller_of(broker, call))
+        answers = await broker.groups.ask_all(request, caller_of(broker, call), is_large=call.is_large)
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)
     for answer in answers:

@@ -40,7 +40,7 @@ from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.pieces import Entries
+from tidemill.broker.requests.pieces import Entries, Inner
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.log.log import Log
 from tidemill.log.time_search import LogChanged, TimestampedOffset, search_newest, search_time
@@ -90,7 +90,15 @@ _OFFSET_NOT_AVAILABLE_SINCE = 5
 _SearchLog = Callable[[Log, int], TimestampedOffset | None]
 
 
-@serves(ListOffsetsRequest, entries=Entries("topics", "topics", key=lambda topic: topic.name))
+@serves(
+    ListOffsetsRequest,
+    entries=Entries(
+        "topics",
+        "topics",
+        key=lambda topic: topic.name,
+        inner=Inner("partitions", "partitions", lambda wanted: wanted.partition_index),
+    ),
+)
 def list_offsets(
     broker: Broker, call: Call, request: ListOffsetsRequest
 ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
@@ -303,7 +311,16 @@ def _deleted_everywhere(broker: Broker, partition: Partition, offset: int) -> as
     return future
 
 
-@serves(OffsetForLeaderEpochRequest, entries=Entries("topics", "topics", key=lambda topic: topic.topic))
+@serves(
+    OffsetForLeaderEpochRequest,
+    entries=Entries(
+        "topics",
+        "topics",
+        key=lambda topic: topic.topic,
+        piece_size=64,
+        inner=Inner("partitions", "partitions"),
+    ),
+)
 def offset_for_leader_epoch(
     broker: Broker, call: Call, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:

@@ -136,7 +136,7 @@ async def list_transactions(
 ) -> ListTransactionsResponse:
     try:
         check_pattern(request.transactional_id_pattern)
-        answers = await broker.transactions.ask_all(request, caller_of(call))
+        answers = await broker.transactions.ask_all(request, caller_of(call), is_large=call.is_large)
     except ApiError as error:
         return ListTransactionsResponse(error_code=error.code)
     # Also when no transactional id is coordinated here.
