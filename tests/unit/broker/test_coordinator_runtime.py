@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.broker.coordinators.runtime import _LOAD_BATCHES_AT_ONCE, HostedShard
+from tidemill.broker.coordinators.runtime import _LOAD_BATCHES_AT_ONCE, CoordinatorRuntime, HostedShard
 from tidemill.broker.partitions.partition import Partition
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.records import BatchHeader, Record, build_batch, header_at, stamp
 
 _BATCHES = 3 * _LOAD_BATCHES_AT_ONCE
+_RECORDS = 5_000
 
 
 class _Machine:
@@ -88,6 +89,24 @@ async def test_load_yields_between_batches() -> None:
     assert stage.shard.is_active
 
 
+class _LogOfOneBatch(_Log):
+    def batches(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+        records = [Record(number, 0, b"key", b"value") for number in range(_RECORDS)]
+        batch = memoryview(bytearray(build_batch(records)))
+        yield 0, header_at(batch), batch
+
+
+async def test_load_yields_between_the_records_of_a_large_batch() -> None:
+    stage = _Stage(_LogOfOneBatch())
+    loading = asyncio.ensure_future(stage.shard.load())
+    replayed: list[int] = []
+    while not loading.done():
+        await asyncio.sleep(0)
+        replayed.append(len(stage.machine.replayed) - sum(replayed))
+    assert sum(replayed) == _RECORDS
+    assert max(replayed) <= 500
+
+
 async def test_load_of_deleted_topic_answers_not_coordinator(caplog: pytest.LogCaptureFixture) -> None:
     stage = _Stage(None)
     await stage.shard.load()
@@ -138,3 +157,27 @@ async def test_reading_is_deserted_notifies_no_machine() -> None:
     assert len(stage.returns) == 1
     stage.shard.check_leadership()
     assert len(stage.returns) == 1
+
+
+async def test_a_large_request_to_every_shard_goes_to_one_of_them_in_a_turn() -> None:
+    asked: list[int] = []
+    nothing = cast(Any, None)
+    runtime: CoordinatorRuntime[Any] = CoordinatorRuntime(
+        nothing, nothing, nothing, nothing, nothing, nothing
+    )
+
+    def shard(number: int) -> Any:
+        def handle(_request: object, token: int) -> None:
+            asked.append(number)
+            runtime._requests.respond(token, number)
+
+        return SimpleNamespace(handle=handle, check_leadership=lambda: None, is_deserted=False)
+
+    runtime._shards = {number: shard(number) for number in range(10)}
+    answering = asyncio.ensure_future(runtime.ask_every_shard("a request", is_large=True))
+    turns: list[int] = []
+    while not answering.done():
+        await asyncio.sleep(0)
+        turns.append(len(asked) - sum(turns))
+    assert await answering == list(range(10))
+    assert max(turns) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.groups_world import World
+from tests.scenarios.groups_world import FakeTopics, World
 from tests.unit.coordinator.drive import answer_of, commit, fetch
 from tidemill.coordinator.groups.group import TopicsChanged
 from tidemill.errors import ErrorCode
@@ -28,6 +28,7 @@ from tidemill.protocol.api.transactions import (
 )
 from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import decode, encode
+from tidemill.types import TopicId
 
 VERSIONS = range(OffsetFetchRequest.versions.min, OffsetFetchRequest.versions.max + 1)
 
@@ -296,3 +297,77 @@ def test_old_producers_get_another_error_while_the_coordinator_loads(version: in
         (0, told),
         (3, told),
     ]
+
+
+TOPICS, PARTITIONS = 100, 20
+
+
+class CountingTopics(FakeTopics):
+    """Counts the offsets that are compared with their topics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compared = 0
+
+    def id_of(self, name: str) -> TopicId | None:
+        self.compared += 1
+        return super().id_of(name)
+
+    def take_compared(self) -> int:
+        compared, self.compared = self.compared, 0
+        return compared
+
+
+def world_of_many_offsets() -> tuple[World, CountingTopics]:
+    topics = CountingTopics()
+    world = World(topics=topics)
+    committed = [OffsetCommitRequestPartition(partition_index=index) for index in range(PARTITIONS)]
+    for number in range(TOPICS):
+        topics.create(f"t{number}", PARTITIONS)
+    request = OffsetCommitRequest(
+        group_id="g",
+        topics=[
+            OffsetCommitRequestTopic(name=f"t{number}", partitions=committed) for number in range(TOPICS)
+        ],
+    )
+    answer_of(world, "committer", request, 9)
+    topics.take_compared()
+    return world, topics
+
+
+def compared_by_ticks(world: World, topics: CountingTopics) -> list[int]:
+    """How many offsets each tick compares, as long as one is due at once."""
+    compared = []
+    while world.shard.deadline_ms is not None and world.shard.deadline_ms <= world.steady_ms:
+        world.shard.tick(world.steady_ms)
+        compared.append(topics.take_compared())
+    return compared
+
+
+def test_the_offsets_of_a_loaded_shard_are_compared_with_their_topics_some_at_a_time() -> None:
+    world, topics = world_of_many_offsets()
+    topics.delete("t99")
+    topics.create("t99", PARTITIONS)
+    world.move_coordinator()
+    assert topics.take_compared() == 0, "a load compares nothing by itself"
+    compared = compared_by_ticks(world, topics)
+    assert max(compared) <= 400
+    assert sum(compared) >= TOPICS * PARTITIONS
+    left = world.groups.offsets.of_group("g")
+    assert sorted(left) == sorted(f"t{number}" for number in range(99))
+
+
+def test_expired_offsets_of_a_large_group_go_some_at_a_time_and_the_group_with_the_last() -> None:
+    world, topics = world_of_many_offsets()
+    compared_by_ticks(world, topics)
+    begins_ms = world.config.offsets_retention_ms + world.config.offsets_retention_check_interval_ms
+    world.advance(world.config.offsets_retention_ms - 1)
+    assert "g" in world.groups.groups
+    before = len(world.log.records)
+    topics.take_compared()
+    world.steady_ms = begins_ms
+    compared = compared_by_ticks(world, topics)
+    assert max(compared) <= 400
+    assert len(world.log.records) == before + TOPICS * PARTITIONS + 1, "a tombstone for each, and the group's"
+    assert "g" not in world.groups.groups
+    world.groups.check_invariants()

@@ -39,6 +39,7 @@ from tidemill.runtime import NO_TOKEN
 logger = logging.getLogger(__name__)
 
 _LOAD_BATCHES_AT_ONCE = 64
+_LOAD_RECORDS_AT_ONCE = 500
 _DESERTED_RECHECK_MS = 1_000
 
 MachineT = TypeVar("MachineT", bound=CoordinatorMachine[Any])
@@ -329,7 +330,7 @@ class HostedShard(Generic[MachineT]):
     # -- its life --------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Replays the partition, a few batches at a time."""
+        """Replays the partition, a few batches or records at a time."""
         log = self._partition.log
         if log is None or self._is_closed:
             # The topic was deleted, or the leadership lost, before the load began.
@@ -354,25 +355,37 @@ class HostedShard(Generic[MachineT]):
         self._schedule()
 
     async def _replay_log(self, log: Log) -> bool:
-        """Returns whether it reached the end: the shard may be closed, and the log deleted, between two batches."""
-        count, end_offset = 0, log.log_end_offset
+        """Returns whether it reached the end: the shard may be closed, and the log deleted, between two records."""
+        batches, records, end_offset = 0, 0, log.log_end_offset
         for segment in list(log.segments):
             for _, header, batch in segment.batches():
                 if header.base_offset < end_offset:
-                    try:
-                        self._replay(header, batch)
-                    except ProtocolError as error:
-                        raise ProtocolError(f"the batch at offset {header.base_offset}: {error}") from error
-                count += 1
-                if count % _LOAD_BATCHES_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                    if self._is_closed or self._partition.log is not log:
-                        self._shard.fail(ErrorCode.NOT_COORDINATOR)
-                        return False
+                    for _ in self._replayed(header, batch):
+                        records += 1
+                        if records % _LOAD_RECORDS_AT_ONCE == 0 and not await self._may_go_on(log):
+                            return False
+                batches += 1
+                if batches % _LOAD_BATCHES_AT_ONCE == 0 and not await self._may_go_on(log):
+                    return False
         self._shard.loaded(end_offset, self._partition.high_watermark, self._clock.steady_ms())
         return True
 
-    def _replay(self, header: BatchHeader, batch: memoryview) -> None:
+    async def _may_go_on(self, log: Log) -> bool:
+        """The event loop has its turn. Returns whether the shard is still to be loaded from that log."""
+        await asyncio.sleep(0)
+        if not self._is_closed and self._partition.log is log:
+            return True
+        self._shard.fail(ErrorCode.NOT_COORDINATOR)
+        return False
+
+    def _replayed(self, header: BatchHeader, batch: memoryview) -> Iterator[None]:
+        """Replays a batch, and yields after each record."""
+        try:
+            yield from self._replay(header, batch)
+        except ProtocolError as error:
+            raise ProtocolError(f"the batch at offset {header.base_offset}: {error}") from error
+
+    def _replay(self, header: BatchHeader, batch: memoryview) -> Iterator[None]:
         if header.is_control:
             end = marker_of(batch, header)
             if end is not None:
@@ -382,6 +395,7 @@ class HostedShard(Generic[MachineT]):
         for record in iterate_records(batch, header):
             if record.key is not None:
                 self._shard.replay_raw(record.key, record.value, writer, record.offset)
+            yield
 
     def close(self) -> None:
         self._is_closed = True

@@ -11,7 +11,6 @@ the replay of its record, which follows at once.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.coordinator import records
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
+from tidemill.coordinator.groups.expiry import Expiry
 from tidemill.coordinator.groups.group import (
     ConsumerProtocol,
     Decision,
@@ -97,14 +97,13 @@ class Groups:
         self._is_loaded = False
         # Groups that a replay created, whose members have no timers yet.
         self._untimed: list[str] = []
-        # Groups that the present round of expiry has not checked yet.
-        self._to_expire: deque[str] = deque()
+        self._expiry = Expiry(self.offsets, self.groups)
 
     # The interface to the shard.
 
     @property
     def deadline_ms(self) -> int | None:
-        if self._to_expire or self._untimed:
+        if self._expiry.is_under_way or self._untimed:
             return 0
         return self.environment.timers.deadline_ms
 
@@ -120,7 +119,7 @@ class Groups:
         self._start_timers(steady_ms)
         self._schedule_expiry(steady_ms)
         # Offsets of partitions that disappeared while no coordinator was loaded must go before their numbers come back.
-        self._to_expire.extend(each for each in self.groups if self.offsets.has_gone(each))
+        self._expiry.begin_loaded(self.groups)
 
     def waiting_tokens(self) -> list[int]:
         return [token for group in self.groups.values() for token in group.waiting_tokens()]
@@ -135,18 +134,17 @@ class Groups:
         return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, steady_ms)
 
     def expire(self, steady_ms: int) -> Decision | None:
-        """Returns the decision of the next due timer or of the next group with expired offsets; None when nothing is due."""
+        """Returns the decision of the next due timer or of the next group with expired offsets.
+
+        None when nothing is due, or when the event loop should have its turn: then `deadline_ms` is still due.
+        """
         self._start_timers(steady_ms)
         while (run := self.environment.timers.pop_due(steady_ms)) is not None:
             decision = run(steady_ms)
             if decision is not None:
                 return decision
-        while self._to_expire:
-            group = self.groups.get(self._to_expire.popleft())
-            tombstones = [] if group is None else self._expired(group, steady_ms)
-            if tombstones:
-                return Decision(tombstones)
-        return None
+        tombstones = self._expiry.next_tombstones(steady_ms)
+        return Decision(tombstones) if tombstones else None
 
     def replay(self, record: Record, writer: Writer | None = None, _offset: int = -1) -> None:
         key, value = record
@@ -302,7 +300,7 @@ class Groups:
 
     def _schedule_expiry(self, steady_ms: int) -> None:
         def begin_round(steady_ms: int) -> None:
-            self._to_expire.extend(self.groups)
+            self._expiry.begin(self.groups)
             self._schedule_expiry(steady_ms)
 
         interval_ms = self.environment.config.offsets_retention_check_interval_ms
@@ -318,14 +316,6 @@ class Groups:
             return Decision(tombstones) if tombstones else None
 
         self.environment.timers.set(_TOMBSTONES_KEY, steady_ms + _TOMBSTONES_AGAIN_MS, write_again)
-
-    def _expired(self, group: Group, steady_ms: int) -> list[Record]:
-        if not group.may_expire:
-            return []
-        tombstones, has_none_left = self.offsets.expired(group, steady_ms)
-        if has_none_left and group.is_empty:
-            tombstones += group.deletion_records()
-        return tombstones
 
     def _topics_changed(self, change: TopicsChanged, steady_ms: int) -> Decision:
         written = self.offsets.topics_deleted(change.deleted.items())

@@ -357,10 +357,10 @@ class Offsets:
             or 0 <= committed.leader_epoch <= self._topics.former_epoch(place.topic, place.partition)
         )
 
-    def has_gone(self, group_id: str) -> bool:
-        """Whether a group has offsets of topics or partitions that are gone."""
-        topics = self.of_group(group_id).items()
-        return any(self._is_gone(Place(group_id, topic, each)) for topic, of in topics for each in of)
+    def has_gone(self, group_id: str, topic: str) -> bool:
+        """Whether a group has offsets of a topic that is gone, or of partitions of it that are."""
+        partitions = self.of_group(group_id).get(topic, ())
+        return any(self._is_gone(Place(group_id, topic, each)) for each in partitions)
 
     def _is_of_old_topic(self, topic: str, committed: CommittedOffset) -> bool:
         topic_id = self._topics.id_of(topic)
@@ -473,22 +473,25 @@ class Offsets:
             return all(each.topic_id in gone for each in pending)
         return self.of_group(place.group_id)[place.topic][place.partition].topic_id in gone
 
-    def expired(self, group: Group, steady_ms: int) -> tuple[list[Record], bool]:
-        """Returns tombstones for expired offsets, and whether the group then has no offset left."""
+    def expired(self, group: Group, topic: str, steady_ms: int) -> list[Record]:
+        """Returns tombstones for the expired offsets of a topic."""
         records = []
-        remaining = self._pending.has_group(group.group_id)
-        for topic, partitions in self.of_group(group.group_id).items():
-            is_subscribed = group.subscribes_to(topic)
-            for partition, committed in partitions.items():
-                place = Place(group.group_id, topic, partition)
-                may_go = self._is_gone(place) or (
-                    not is_subscribed and self._is_expired(group, committed, steady_ms)
-                )
-                if may_go and not self._pending.has(place):
-                    records.append(offset_commit_tombstone(*place))
-                else:
-                    remaining = True
-        return records, not remaining
+        is_subscribed = group.subscribes_to(topic)
+        for partition, committed in self.of_group(group.group_id).get(topic, {}).items():
+            place = Place(group.group_id, topic, partition)
+            may_go = self._is_gone(place) or (
+                not is_subscribed and self._is_expired(group, committed, steady_ms)
+            )
+            if may_go and not self._pending.has(place):
+                records.append(offset_commit_tombstone(*place))
+        return records
+
+    def count_of(self, group_id: str) -> int:
+        return sum(len(partitions) for partitions in self.of_group(group_id).values())
+
+    def has_more_than(self, group_id: str, count: int) -> bool:
+        """Whether a group has more offsets than that, or any that is pending."""
+        return self._pending.has_group(group_id) or self.count_of(group_id) > count
 
     def _is_expired(self, group: Group, committed: CommittedOffset, steady_ms: int) -> bool:
         from_ms = group.offset_expires_from_ms(committed.commit_timestamp_ms)
