@@ -335,3 +335,16 @@ def test_bad_key_is_refused(text: str) -> None:
 
 def test_topic_id_of_a_key_is_raw_bytes() -> None:
     assert SharePartitionKey.parse(f"g:{uuid_text(TOPIC)}:0").topic_id == TopicId(TOPIC)
+
+
+def test_a_refusal_of_a_state_that_does_not_exist_is_proved_by_a_small_record(world: World) -> None:
+    """The name of the group may be long, and the request may name many partitions."""
+    unknown = SharePartitionKey("g" * 32_000, TOPIC, 0)
+    before = len(world.log)
+    assert world.ask(Read(unknown, 0)) is ErrorCode.INVALID_REQUEST
+    assert world.ask(Write(unknown, ShareStateChange(1, 0, 0))) is ErrorCode.INVALID_REQUEST
+    written = world.log[before:]
+    assert len(written) == 2, "a commit proves that this coordinator leads"
+    assert all(len(key) < 100 and value is None for key, value in written)
+    world.fail_over()
+    assert isinstance(world.ask(Read(KEY, 0)), ShareState)

@@ -15,7 +15,8 @@ Four rules are stricter than those of Kafka 4.3, so that a request that is sent 
 * A write carries where its state was created. After a deletion another state may have the same epochs, and is not
   changed by a leader of the deleted one.
 * What a replaced coordinator could get wrong is answered when a commit has proved that this one leads. A read writes
-  its leader epoch, and a request that finds no state writes a tombstone.
+  its leader epoch, and a request that finds no state writes a tombstone. The key of that tombstone is no share
+  partition's: the name in the request may be long, and would fill the log.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from tidemill.protocol.share_state import (
     ShareStateSummary,
     StateBatch,
 )
-from tidemill.types import TopicId
+from tidemill.types import NO_TOPIC_ID, TopicId
 
 if TYPE_CHECKING:
     from tidemill.log.transactions import TransactionEnd
@@ -59,6 +60,8 @@ _NO_EPOCH = -1
 _CREATED_HERE = -2
 # Snapshots and tombstones that are due together are written in batches of this many.
 _RECORDS_PER_BATCH_MAX = 64
+# A tombstone under a key that no share partition has.
+_PROOF_OF_LEADERSHIP = ShareRecord(SharePartitionKey("", NO_TOPIC_ID, -1), None)
 _COLD, _PRUNE, _SWEEP, _OWED = "cold", "prune", "sweep", "owed"
 # A letter that is owed at two such moments is reported.
 _OWED_INTERVAL_MS = 10_000
@@ -240,7 +243,7 @@ class ShareStates:
         _check_key(key)
         state = self.states.get(key)
         if state is None:
-            return _refuse_uninitialized(key, "Read operation on uninitialized share partition not allowed.")
+            return _refuse_uninitialized("Read operation on uninitialized share partition not allowed.")
         _check_leader(state, leader_epoch)
         self._check_partition(key)
         reply = ShareState(state.state_epoch, state.start_offset, state.batches, state.creation_offset)
@@ -259,7 +262,7 @@ class ShareStates:
         _check_key(key)
         state = self.states.get(key)
         if state is None:
-            return _refuse_uninitialized(key, "Write operation on uninitialized share partition not allowed.")
+            return _refuse_uninitialized("Write operation on uninitialized share partition not allowed.")
         _check_leader(state, change.leader_epoch)
         if change.state_epoch != _NO_EPOCH and state.state_epoch > change.state_epoch:
             raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
@@ -451,8 +454,8 @@ def _delivery_complete_count(state: PartitionState, change: ShareStateChange) ->
     return change.delivery_complete_count
 
 
-def _refuse_uninitialized(key: SharePartitionKey, message: str) -> Decision:
-    return Decision([ShareRecord(key, None)], ApiError(ErrorCode.INVALID_REQUEST, message))
+def _refuse_uninitialized(message: str) -> Decision:
+    return Decision([_PROOF_OF_LEADERSHIP], ApiError(ErrorCode.INVALID_REQUEST, message))
 
 
 def _owes(batches: Sequence[StateBatch]) -> bool:
