@@ -17,6 +17,7 @@ from tests.unit.broker.replica_world import (
     read,
     write,
 )
+from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.partitions.fetchers import _FetchLoop
 from tidemill.broker.requests.fetching.replica_fetch import ReplicaFetch
 from tidemill.errors import ErrorCode
@@ -215,6 +216,37 @@ def test_with_flush_messages_1_every_replica_has_synced_what_is_acknowledged(mak
         world.lose_power(broker_id)
     world.start()
     assert world[2].values() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_new_leader_gets_no_fetch_before_the_followers_log_is_synced(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch vouches that everything before its offset is on disk, whichever leader it was copied from."""
+    world = make_world()
+    world.start()
+    world.create_topic(flush_messages="1")
+    world.settle()
+    write(world, 1, b"a")
+    held: list[Callable[[], None]] = []
+    slow, sync = world[3].replicas.syncer, Syncer.sync
+
+    def hold(syncer: Syncer, log: Any, done: Any) -> None:
+        if syncer is slow:
+            held.append(lambda: sync(syncer, log, done))
+        else:
+            sync(syncer, log, done)
+
+    monkeypatch.setattr(Syncer, "sync", hold)
+    produce(world, 1, b"b", acks=1)
+    world.until(lambda: world[3].log.log_end_offset == 2 == world[2].log.recovery_point, "copies of b")
+    world.change(leader=2, isr=[2, 3])
+    world.settle(2)
+    assert world[3].log.recovery_point == 1
+    assert world[2].partition().high_watermark == 1
+    monkeypatch.undo()
+    for go_on in held:
+        world._run_in(world[3], go_on)
+    world.until(lambda: world[2].partition().high_watermark == 2, "b is committed")
 
 
 # -- sessions ------------------------------------------------------------------------------------------------

@@ -174,6 +174,8 @@ class _FetchLoop:
         self._asked: tuple[Channel, bytes | None] | None = None
         # Logged once, until the leader answers again.
         self._is_failing = False
+        # Partitions that were added, whose logs are synced before the next fetch vouches for them.
+        self._to_sync: list[Partition] = []
         self._syncs = 0
         self._not_before_ms = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -189,6 +191,8 @@ class _FetchLoop:
         followed = _Followed(partition, machine)
         self._followed[followed.key] = followed
         self._due[followed.key] = None
+        if partition.config.flush_messages == 1:
+            self._to_sync.append(partition)
 
     def drop(self, partition: Partition) -> None:
         key = (partition.topic_id, partition.index)
@@ -210,6 +214,9 @@ class _FetchLoop:
     def go_on(self) -> None:
         """Send the next fetch, unless the loop waits for a response, a sync or a retry."""
         if self._is_asking or self._syncs or self._is_closed:
+            return
+        if self._to_sync:
+            self._sync_added()
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -456,6 +463,18 @@ class _FetchLoop:
             self._syncs += 1
             self._sync(partition, log)
         return True
+
+    def _sync_added(self) -> None:
+        """Sync what this replica had before: as the leader, from another leader, or before it was killed."""
+        added, self._to_sync = self._to_sync, []
+        self._syncs += len(added) + 1
+        for partition in added:
+            if partition.log is not None:
+                self._sync(partition, partition.log)
+            else:
+                self._syncs -= 1
+        self._syncs -= 1
+        self.go_on()
 
     def _sync(self, partition: Partition, log: Log) -> None:
         if partition.log is log and not self._is_closed:
