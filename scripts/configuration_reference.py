@@ -48,8 +48,14 @@ to one listener: `listener.name.external.ssl.keystore.location`. It may also app
 _HTTP = """\
 These are keys of `tidemill serve`, not of the broker: clients do not see them. `--status` and `--gateway` give the same
 addresses. With `https://` a listener speaks TLS, with the certificate of its own `ssl.` keys or else of the broker's."""
-# They are read only from what was set while the cluster runs, so a broker does not read them at its start.
-_ONLY_DYNAMIC = {"follower.replication.throttled.rate", "leader.replication.throttled.rate"}
+_DYNAMIC = (
+    '"Changes while it runs": with `tidemill configs set`, for all brokers or for one. Such a change counts within the time',
+    "that metadata takes to reach a broker, and also after a start. When it is removed, the file's value or the default",
+    "counts again. Everything else is refused with `Cannot update these configs dynamically`. That goes for listeners and",
+    "their security, too, which Kafka changes while it runs. Files of certificates are read again when they change.",
+    "`max.connections` and `max.connection.creation.rate` may be set for one listener:",
+    "`listener.name.external.max.connections`. One change at most doubles or halves a number of threads or fetchers.",
+)
 # A listener with everything that secures one: what it needs is read for such listeners only.
 _SECURED = {
     "log.dirs": "data",
@@ -80,7 +86,9 @@ def keys_with_effect() -> set[str]:
     with unittest.mock.patch.object(brokers, "Values", Recording):
         load_broker_config({"log.dirs": "data"})
         load_broker_config(_SECURED)
-    return {name for values in made for name in values.read if name in BROKER_KEYS} | _ONLY_DYNAMIC
+    return {
+        name for values in made for name in values.read if name in BROKER_KEYS
+    } | brokers.REPLICATION_RATES
 
 
 def _group_row(name: str) -> str:
@@ -110,7 +118,7 @@ def render() -> str:
         "",
         "## Brokers",
         "",
-        '"Changes while it runs": with `tidemill configs set`, for all brokers or for one.',
+        *_DYNAMIC,
     ]
     for title, keys in _PARTS:
         shown = sorted((key for key in keys if key.name in effective), key=lambda key: key.name)
@@ -139,11 +147,20 @@ def _broker_row(key: ConfigKey) -> str:
 
 def _without_effect(effective: Iterable[str]) -> list[str]:
     names = sorted(set(BROKER_KEYS) - set(effective))
+    dynamic = [name for name in names if not BROKER_KEYS[name].is_read_only]
     return [
         "Kafka has these keys, and a file may set them, but they have no effect here. The broker logs a line at its start",
         "when one is not at its default:",
-        ", ".join(f"`{name}`" for name in names) + ".",
+        _codes(name for name in names if name not in dynamic),
+        "",
+        "These may also be set while brokers run, as in Kafka, and have no effect either: a broker has one event loop, no",
+        "threads for requests, logs are compacted one after the other, and there is no tiered storage:",
+        _codes(dynamic),
     ]
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) + "."
 
 
 def _code(text: str | None) -> str:

@@ -8,28 +8,20 @@ many partitions would look dead to its peers. Later changes queue behind it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.partitions.replicas import Replicas
-from tidemill.config import BROKER_KEYS, unknown_key_warning
 from tidemill.controller.delta import MetadataDelta
-from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
-from tidemill.types import BrokerId
-
-logger = logging.getLogger(__name__)
+from tidemill.controller.image import MetadataImage
 
 _SLICE_S = 0.02
 
 
 class MetadataPublisher:
-    def __init__(
-        self, node_id: BrokerId, replicas: Replicas, coordinators: Sequence[CoordinatorRuntime[Any]]
-    ) -> None:
-        self._own_configs = (CLUSTER_DEFAULT, ConfigResource(ResourceType.BROKER, str(node_id)))
+    def __init__(self, replicas: Replicas, coordinators: Sequence[CoordinatorRuntime[Any]]) -> None:
         self._replicas = replicas
         self._coordinators = coordinators
         self._loop = asyncio.get_running_loop()
@@ -51,7 +43,6 @@ class MetadataPublisher:
                 slice_end_s = self._loop.time() + _SLICE_S
         for coordinators in self._coordinators:
             coordinators.load(image)
-        self._warn_of_unknown({each: image.config(each) for each in self._own_configs})
         self.is_loaded = True
         self._go_on()
 
@@ -77,15 +68,7 @@ class MetadataPublisher:
             self._changes.popleft()
             for coordinators in self._coordinators:
                 coordinators.apply(delta, image)
-            self._warn_of_unknown(delta.changed_configs)
         self._is_busy = False
-
-    def _warn_of_unknown(self, configs: Mapping[ConfigResource, Mapping[str, str]]) -> None:
-        """Warns of dynamic broker settings that nothing reads, as for those of the file."""
-        for resource in self._own_configs:
-            for name in configs.get(resource, ()):
-                if name not in BROKER_KEYS:
-                    logger.warning("%s", unknown_key_warning(name))
 
     def close(self) -> None:
         self._has_begun = False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import replace
 
 from tidemill.broker.coordinators.groups import GroupCoordinators
 from tidemill.broker.coordinators.latest_offsets import LatestOffsets
@@ -24,8 +23,10 @@ from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
 from tidemill.broker.disk.cleaning_process import clean_in_process, index_in_process
 from tidemill.broker.disk.syncer import Syncer
+from tidemill.broker.dynamic_config import DynamicBrokerConfig
 from tidemill.broker.metadata_publisher import MetadataPublisher
 from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.connection_quotas import server_limits
 from tidemill.broker.net.link_security import link_security, tls_contexts
 from tidemill.broker.net.network import ServerLimits
 from tidemill.broker.partitions.replicas import Replicas
@@ -100,6 +101,7 @@ class Node:
         self._data_dir = self._open_data_dir()
         identity = self._identity()
         self._make_parts()
+        self._make_dynamic_config()
         self._bind()
         self._data_dir.mark_in_use()
         for listener in self.config.network.controller_listeners:
@@ -145,7 +147,7 @@ class Node:
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._make_coordinators()
-        self._publisher = MetadataPublisher(config.node_id, replicas, self._coordinator_runtimes)
+        self._publisher = MetadataPublisher(replicas, self._coordinator_runtimes)
         self._compactor = Compactor(
             config,
             platform.files,
@@ -192,8 +194,21 @@ class Node:
             metrics=replicas.metrics,
         )
 
+    def _make_dynamic_config(self) -> None:
+        self._dynamic_config = DynamicBrokerConfig(
+            self.config,
+            (
+                lambda current: self._listening.configure(self._limits(current)),
+                *self._replicas.reconfigurables,
+                self._compactor.reconfigure,
+                self._verification.reconfigure,
+                self._groups.reconfigure,
+            ),
+        )
+
     def _image_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self.broker.follow_security(image)
+        self._dynamic_config.follow(image)
         self._publisher.publish(delta, image)
 
     def _make_channels(self, listener_name: str) -> Channels:
@@ -273,10 +288,7 @@ class Node:
             self._decoy_key(),
         )
         self._entrances.start()
-        self._listening = self._platform.network.listen(
-            self._dispatcher.dispatch,
-            replace(_limits(self.config), throttle_ms=self.broker.connection_rates.throttle_ms),
-        )
+        self._listening = self._platform.network.listen(self._dispatcher.dispatch, self._limits(self.config))
         self.addresses = [
             (
                 listener,
@@ -286,6 +298,9 @@ class Node:
             )
             for listener in (*network.listeners, *network.controller_listeners)
         ]
+
+    def _limits(self, config: BrokerConfig) -> ServerLimits:
+        return server_limits(config.network, self.broker.connection_rates.throttle_ms)
 
     def _make_quorum(self, identity: Identity) -> Quorum:
         listeners = self.config.network.controller_listeners or self.config.network.listeners
@@ -441,17 +456,3 @@ class Node:
             self._data_dir.mark_clean(self._lifecycle.broker_epoch)
         self._data_dir.unlock()
         self._platform.close()
-
-
-def _limits(config: BrokerConfig) -> ServerLimits:
-    network = config.network
-    return ServerLimits(
-        frame_bytes_max=network.socket_request_max_bytes,
-        connections_max=network.max_connections,
-        connections_per_ip_max=network.max_connections_per_ip,
-        connections_per_ip_overrides=network.max_connections_per_ip_overrides,
-        idle_ms_max=network.connections_max_idle_ms,
-        send_buffer_bytes=network.socket_send_buffer_bytes,
-        receive_buffer_bytes=network.socket_receive_buffer_bytes,
-        backlog=network.socket_listen_backlog_size,
-    )

@@ -11,6 +11,7 @@ from tidemill.config.broker.broker import (
     StorageConfig,
     TopicsConfig,
     load_broker_config,
+    with_dynamic_values,
 )
 from tidemill.config.broker.cluster import (
     ControllerQuorumConfig,
@@ -18,10 +19,11 @@ from tidemill.config.broker.cluster import (
     QuorumVoter,
     ReplicationConfig,
 )
+from tidemill.config.broker.dynamic import check_dynamic_change, check_dynamic_values
 from tidemill.config.broker.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.broker.listeners import Listener
-from tidemill.config.broker.network import NetworkConfig
-from tidemill.config.broker.protection import check_dynamic_protection, check_protection
+from tidemill.config.broker.network import ConnectionLimits, NetworkConfig
+from tidemill.config.broker.protection import check_protection
 from tidemill.config.broker.security import (
     PLAIN_USERS_FILE,
     ListenerSecurity,
@@ -63,7 +65,7 @@ from tidemill.config.keys.topics import (
     VIEW_FILTER,
     VIEW_SOURCE,
 )
-from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts, unknown_key_warning
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts
 from tidemill.config.properties import parse_properties
 from tidemill.config.share_groups import (
     OffsetReset,
@@ -105,6 +107,7 @@ __all__ = [
     "ConfigSource",
     "ConfigSynonym",
     "ConfigType",
+    "ConnectionLimits",
     "ControllerQuorumConfig",
     "FetchConfig",
     "GroupsConfig",
@@ -131,7 +134,8 @@ __all__ = [
     "TopicsConfig",
     "TransactionsConfig",
     "UpdateMode",
-    "check_dynamic_protection",
+    "check_dynamic_change",
+    "check_dynamic_values",
     "check_protection",
     "describe_broker_configs",
     "describe_client_metrics",
@@ -147,9 +151,9 @@ __all__ = [
     "resolve_topic_config",
     "share_group_config",
     "subscription",
-    "unknown_key_warning",
     "validate_client_metrics",
     "validate_group_configs",
     "validate_topic_config",
     "validate_topic_configs",
+    "with_dynamic_values",
 ]

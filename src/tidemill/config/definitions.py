@@ -48,7 +48,10 @@ class ConfigSource(IntEnum):
 
 
 class UpdateMode(Enum):
-    """Whether a broker key can change while the broker runs, and at which level."""
+    """Whether a broker key can change while the broker runs, and at which level.
+
+    It is Kafka's, except for what is settled when a broker starts here: listeners and their security are read-only.
+    """
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -179,6 +182,10 @@ NOT_EMPTY = Check("a list of at least one item", lambda value: bool(value))
 NO_LIMIT_OR_POSITIVE = Check(
     "a negative number for no limit, or a number of at least 1",
     lambda value: isinstance(value, int) and value != 0,
+)
+
+SHARE_ABOVE_ZERO = Check(
+    "a number above 0 and at most 1", lambda value: isinstance(value, float) and 0 < value <= 1
 )
 
 _IP_OVERRIDE = re.compile(r"\s*[^,\s]+:\d+\s*")

@@ -174,12 +174,13 @@ def _synonym(name: str, text: str, source: ConfigSource) -> ConfigSynonym:
 
 
 def _without_defaults(entry: ConfigEntry) -> ConfigEntry:
+    """As in Kafka, the value is the text that was set."""
     kept = tuple(
         synonym for synonym in entry.synonyms if synonym.source is ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
     )
     return ConfigEntry(
         entry.name,
-        entry.value,
+        kept[0].value,
         ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG,
         entry.is_read_only,
         entry.is_sensitive,

@@ -6,6 +6,7 @@ the metadata log and change while the broker runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from tidemill.config.keys.groups import GROUPS_KEYS
 from tidemill.config.keys.log import LOG_KEYS
 from tidemill.config.keys.node import NODE_KEYS
 from tidemill.config.keys.oauth import OAUTH_KEYS
+from tidemill.errors import ConfigError
 
 BROKER_KEYS: dict[str, ConfigKey] = {
     key.name: key
@@ -27,6 +29,30 @@ BROKER_KEYS: dict[str, ConfigKey] = {
 def unknown_key_warning(name: str) -> str:
     """Kafka keeps unknown keys for plug-ins; here a misspelt name is more likely."""
     return f"Unknown configuration {name} is kept, but nothing reads it"
+
+
+# Kafka lets a key begin with the listener that it is for.
+LISTENER_PREFIX = re.compile(r"listener\.name\.[^.]*\.")
+
+
+def base_name(name: str) -> str:
+    """The name without the listener that it begins with."""
+    prefix = LISTENER_PREFIX.match(name)
+    return name[prefix.end() :] if prefix else name
+
+
+def _effective(values: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, text in values.items():
+        key = BROKER_KEYS.get(base_name(name))
+        if key is None or key.is_read_only:
+            continue
+        try:
+            key.parse(text)
+        except ConfigError:
+            continue
+        found[name] = text
+    return found
 
 
 LayerTexts = tuple[tuple[tuple[str, str], ...], ...]
@@ -54,6 +80,13 @@ class BrokerLayers:
         yield ConfigSource.DYNAMIC_BROKER_CONFIG, self.dynamic
         yield ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, self.cluster_default
         yield ConfigSource.STATIC_BROKER_CONFIG, self.static
+
+    def in_force(self) -> BrokerLayers:
+        """Without dynamic values that have no effect: those of read-only keys, and those that cannot be parsed.
+
+        A metadata log may hold any.
+        """
+        return BrokerLayers(self.static, _effective(self.dynamic), _effective(self.cluster_default))
 
     def set_text(self, name: str) -> str | None:
         """The strongest value that is set, or None."""

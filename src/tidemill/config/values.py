@@ -45,7 +45,23 @@ class Values:
         assert isinstance(value, int), name
         return value
 
+    def listener_number(self, listener: str, name: str) -> int | None:
+        """The number that is set for one listener, by `listener.name.external.max.connections` for instance."""
+        full_name = f"listener.name.{listener.lower()}.{name}"
+        text = self.layers.set_text(full_name)
+        if text is None:
+            return None
+        self.read.add(full_name)
+        value = BROKER_KEYS[name].parse(text)
+        assert isinstance(value, int), name
+        return value
+
     def flag(self, name: str) -> bool:
         value = self.optional(name)
         assert isinstance(value, bool), name
+        return value
+
+    def fraction(self, name: str) -> float:
+        value = self.optional(name)
+        assert isinstance(value, float), name
         return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from tidemill.config import (
@@ -18,8 +18,8 @@ from tidemill.config import (
     BrokerLayers,
     ConfigKey,
     ConfigType,
-    UpdateMode,
-    check_dynamic_protection,
+    check_dynamic_change,
+    check_dynamic_values,
     resolve_topic_config,
     validate_client_metrics,
     validate_group_configs,
@@ -113,7 +113,7 @@ def _alter(
             _check_resource(resource)
             before = image.config(resource)
             after = new_configs(resource, before, changes)
-            _validate(resource, broker, after, changes)
+            _validate(image, resource, broker, after, changes)
             _check_min_isr(resource, before, after, changes)
             _check_existence(image, resource)
             if resource.type == ResourceType.TOPIC:
@@ -255,7 +255,11 @@ def _key(resource: ConfigResource, name: str) -> ConfigKey | None:
 
 
 def _validate(
-    resource: ConfigResource, broker: BrokerLayers, after: Mapping[str, str], changes: Sequence[_Change]
+    image: MetadataImage,
+    resource: ConfigResource,
+    broker: BrokerLayers,
+    after: Mapping[str, str],
+    changes: Sequence[_Change],
 ) -> None:
     try:
         if resource.type == ResourceType.TOPIC:
@@ -269,34 +273,32 @@ def _validate(
             return
     except ConfigError as error:
         raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    _validate_broker(image, resource, broker, after, changes)
+
+
+def _validate_broker(
+    image: MetadataImage,
+    resource: ConfigResource,
+    own: BrokerLayers,
+    after: Mapping[str, str],
+    changes: Sequence[_Change],
+) -> None:
+    """Checks a change for one broker or all. The file of this controller stands for the file of each broker."""
+    is_for_all = resource == CLUSTER_DEFAULT
+    before = BrokerLayers(
+        own.static, {} if is_for_all else image.config(resource), image.config(CLUSTER_DEFAULT)
+    )
+    changed = replace(before, cluster_default=after) if is_for_all else replace(before, dynamic=after)
+    # Removing a key that could not have been set does nothing, and Kafka accepts it.
+    set_values = {
+        change.name: after[change.name] for change in changes if change.operation != Operation.DELETE
+    }
     try:
-        for change in changes:
-            # Removing a key that could not have been set does nothing, and Kafka accepts it.
-            if change.operation != Operation.DELETE:
-                _check_broker_key(resource, change.name)
-                check_dynamic_protection(change.name, after[change.name])
-        for name, value in after.items():
-            key = BROKER_KEYS.get(name)
-            if key is not None:
-                key.parse(value)
+        check_dynamic_values(set_values, is_for_all=is_for_all)
+        check_dynamic_change(before.in_force(), changed.in_force(), [change.name for change in changes])
     except ConfigError as error:
         # Kafka answers a bad broker value with INVALID_REQUEST, not INVALID_CONFIG (KAFKA-13609).
         raise _invalid_request(str(error)) from None
-
-
-def _check_broker_key(resource: ConfigResource, name: str) -> None:
-    """Unknown keys are kept, as Kafka keeps them for plug-ins."""
-    key = BROKER_KEYS.get(name)
-    if key is None:
-        return
-    if key.is_read_only:
-        raise _invalid_request(
-            f"Cannot update these configs dynamically: [{name}]; set it in the broker's file"
-        )
-    if resource == CLUSTER_DEFAULT and key.mode is UpdateMode.PER_BROKER:
-        raise _invalid_request(
-            f"Cannot update these configs at default cluster level, only for one broker: [{name}]"
-        )
 
 
 def _config_records(

@@ -20,6 +20,15 @@ def normal_address(text: str) -> str:
     return str(address)
 
 
+def is_address(text: str) -> bool:
+    """Whether the text is an address, not the name of a host."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 @lru_cache(maxsize=4096)
 def parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     """A range such as `10.0.0.0/8`, in the spelling of `normal_address`; None where the text is none."""

@@ -151,6 +151,9 @@ class _FaultyListening:
     def start_accepting(self, name: str) -> None:
         self._listening.start_accepting(name)
 
+    def configure(self, limits: ServerLimits) -> None:
+        self._listening.configure(limits)
+
     def stop_listening(self) -> None:
         self._listening.stop_listening()
 

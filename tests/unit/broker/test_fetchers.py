@@ -20,6 +20,7 @@ from tests.unit.broker.replica_world import (
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.partitions.fetchers import _FetchLoop
 from tidemill.broker.requests.fetching.replica_fetch import ReplicaFetch
+from tidemill.config import load_broker_config
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
 from tidemill.protocol.api.data import (
@@ -31,6 +32,7 @@ from tidemill.protocol.api.data import (
     TopicProduceData,
 )
 from tidemill.protocol.records import Record, build_batch
+from tidemill.replication.follower import FetchState
 from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
@@ -563,3 +565,55 @@ def test_a_new_replica_is_filled_no_faster_than_the_throttle_allows(make_world: 
     for number in range(20):
         write(world, 1, big(number))
     assert world.scheduler.now_s - started_s < 2, "replicas in sync are not throttled"
+
+
+# -- another number of fetchers ------------------------------------------------------------------------------
+
+
+def set_fetchers(world: World, broker_id: int, number: int) -> None:
+    config, _ = load_broker_config({"log.dirs": "data", "num.replica.fetchers": str(number)})
+    fetchers = world[broker_id].replicas._fetchers
+    world._run_in(world[broker_id], lambda: fetchers.reconfigure(config))
+
+
+def loops_in_use(world: World, broker_id: int) -> set[tuple[int, int]]:
+    """Leader and number of each loop that follows a partition."""
+    return {slot for slot, loop in world[broker_id].replicas._fetchers._loops.items() if not loop.is_empty}
+
+
+@pytest.mark.parametrize("flush_messages", ["1", "9223372036854775807"])
+def test_partitions_move_to_another_number_of_fetchers_and_are_copied_on(
+    make_world: MakeWorld, flush_messages: str
+) -> None:
+    world = make_world()
+    world.start()
+    world.create_topic(partitions=4, flush_messages=flush_messages)
+    world.settle()
+    assert loops_in_use(world, 2) == {(1, 0)}
+    for number, expected in ((2, {(1, 0), (1, 1)}), (3, {(1, 0), (1, 1), (1, 2)}), (1, {(1, 0)})):
+        write(world, 1, b"before %d" % number)
+        set_fetchers(world, 2, number)
+        world.until(lambda expected=expected: loops_in_use(world, 2) == expected, f"{number} loops")  # type: ignore[misc]
+        write(world, 1, b"after %d" % number)
+    world.until(lambda: world[2].values() == world[1].values(), "copies of everything")
+    assert set(world[2].replicas._fetchers._loops) == {(1, 0)}, "the others are closed"
+    assert set(world.partition_image().isr) == {1, 2, 3}
+
+
+def test_log_that_is_being_cut_stays_with_its_fetcher_until_that_is_done(world: World) -> None:
+    fetchers = world[2].replicas._fetchers
+    (loop,) = fetchers._loops.values()
+    (followed,) = loop._followed.values()
+    followed.machine.state = FetchState.TRUNCATING
+    set_fetchers(world, 2, 7)
+    write(world, 1, b"unseen", acks=1)
+    world.settle()
+    assert loops_in_use(world, 2) == {(1, 0)}
+
+    def cut() -> None:
+        followed.machine.truncated()
+        loop._due[followed.key] = None
+        loop.go_on()
+
+    world._run_in(world[2], cut)
+    world.until(lambda: world[2].values() == [b"unseen"], "a copy")

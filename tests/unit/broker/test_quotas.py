@@ -455,7 +455,7 @@ def test_ipv4_peer_of_a_listener_for_both_has_its_own_address() -> None:
             client.sendall(framed(b"request"))
             await done.wait()
         server.close()
-        assert not server._per_ip
+        assert not server._quotas.total
 
     run_in("asyncio", scenario())
     assert [peer.rpartition(":")[0] for peer in peers] == measured == ["127.0.0.1"]

@@ -269,7 +269,7 @@ def test_connection_that_is_given_up_before_its_handshake_begins_is_closed_and_n
         server.close()
         client.setblocking(False)
         assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
-        assert not server._per_ip
+        assert not server._quotas.total
         client.close()
 
     run(case)

@@ -16,7 +16,7 @@ from tidemill.config import load_broker_config
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.protocol.api.metadata import ConfigRecord, PartitionRecord, TopicRecord
+from tidemill.protocol.api.metadata import PartitionRecord, TopicRecord
 from tidemill.protocol.api.transactions import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
@@ -227,20 +227,17 @@ class TestRetries:
 
 
 class TestSwitchedOff:
-    OFF = ConfigRecord(
-        resource_type=4,
-        resource_name="",
-        name="transaction.partition.verification.enable",
-        value="false",
-    )
-
     async def test_verification_is_skipped_when_disabled(self, coordinators: Coordinators) -> None:
         verification = make(coordinators, transaction_partition_verification_enable="false")
         assert await verification.check("tx-3", 7, 0, [A0], adds=False) == {A0: ErrorCode.NONE}
         assert not coordinators.requests
 
-    async def test_for_the_whole_cluster_while_it_runs(self, coordinators: Coordinators) -> None:
-        verification = make(coordinators, image_with(self.OFF))
+    async def test_verification_is_switched_off_while_the_broker_runs(
+        self, coordinators: Coordinators
+    ) -> None:
+        verification = make(coordinators)
+        config, _ = load_broker_config({"transaction.partition.verification.enable": "false"})
+        verification.reconfigure(config)
         assert await verification.check("tx-1", 7, 0, [A0], adds=False) == {A0: ErrorCode.NONE}
         assert not coordinators.requests
 

@@ -249,4 +249,4 @@ def test_log_dirs_win_over_log_dir() -> None:
 
 def test_connection_overrides() -> None:
     config, _ = load_broker_config({"max.connections.per.ip.overrides": "127.0.0.1:5, host:6"})
-    assert config.network.max_connections_per_ip_overrides == {"127.0.0.1": 5, "host": 6}
+    assert config.network.connection_limits.max_connections_per_ip_overrides == {"127.0.0.1": 5, "host": 6}

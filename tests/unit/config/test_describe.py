@@ -162,3 +162,8 @@ def test_layers_of_the_same_texts_are_the_same() -> None:
     assert BrokerLayers.of_texts(broker.texts()) == broker
     assert broker.texts() == BrokerLayers({"a": "1", "b": "2"}, {"c": "3"}, {}).texts()
     assert broker.texts() != BrokerLayers({"a": "1", "b": "2"}, {}, {"c": "3"}).texts()
+
+
+def test_cluster_wide_value_is_described_as_it_was_set() -> None:
+    (entry,) = describe_cluster_default_configs({"log.cleaner.io.max.bytes.per.second": "1000000"})
+    assert entry.value == "1000000"

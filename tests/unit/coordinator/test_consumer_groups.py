@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.scenarios.consumer_world import ClassicConsumer, Consumer, ConsumerWorld
-from tidemill.config import GroupsConfig
+from tidemill.config import GroupsConfig, ShareGroupsConfig
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.consumer_groups.member import ConsumerMember, MemberState
 from tidemill.coordinator.consumer_groups.records import target_epoch_record
@@ -79,6 +81,18 @@ def test_many_members_that_start_together_cost_two_assignments() -> None:
     assert world.group().assignment_epoch == world.group().group_epoch == FIRST_EPOCH + 199
     assert {len(member.owned) for member in members} == {3}
     assert world.group().state == "Stable"
+
+
+def test_shorter_assignment_interval_of_the_broker_counts_for_groups_that_are_there() -> None:
+    world = world_with(2, group_consumer_assignment_interval_ms=15_000)
+    first, second = consumers(world, 2)
+    settle(world, [first], rounds=2)
+    settle(world, [first, second], rounds=2)
+    assert len(second.owned) == 0
+    shorter = replace(world.config, group_consumer_assignment_interval_ms=0)
+    world.groups.reconfigure(shorter, ShareGroupsConfig())
+    settle(world, [first, second], rounds=4)
+    assert [len(each.owned) for each in (first, second)] == [1, 1]
 
 
 def test_heartbeat_without_changes_writes_no_records() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.scenarios.consumer_world import Consumer
 from tests.scenarios.share_world import ShareConsumer, ShareWorld
 from tidemill.config import ShareGroupsConfig
+from tidemill.config.share_groups import Limited
 from tidemill.coordinator.share_groups.protocol import INITIALIZE_RETRY_MS
 from tidemill.coordinator.share_groups.state_requests import (
     GroupDeletion,
@@ -225,6 +226,18 @@ def test_members_that_start_together_cost_few_assignments() -> None:
     assert world.share_group().assignment_epoch == FIRST_EPOCH
     settle(world, members)
     assert {len(member.held) for member in members} == {2}
+
+
+def test_shorter_assignment_interval_of_the_broker_counts_for_groups_that_are_there() -> None:
+    world = world_with(partitions=2, assignment_interval_ms=Limited(15_000, 0, 15_000))
+    first, second = consumers(world, 2)
+    settle(world, [first])
+    settle(world, [first, second], rounds=2)
+    assert len(second.held) == 0
+    world.groups.reconfigure(world.config, ShareGroupsConfig(assignment_interval_ms=Limited(0, 0, 15_000)))
+    settle(world, [first, second], rounds=1)
+    settle(world, [first, second], rounds=1)
+    assert [len(each.held) for each in (first, second)] == [1, 1]
 
 
 def test_partitions_of_a_member_that_is_silent_go_to_the_others() -> None:

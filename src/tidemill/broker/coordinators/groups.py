@@ -195,6 +195,11 @@ class GroupCoordinators:
 
     # -- following the metadata ------------------------------------------------------------------------------
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        self._config = config
+        for machine in self.runtime.all_machines():
+            machine.reconfigure(config.groups, config.share_groups)
+
     def metadata_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
         changed = delta.changed_topics.values()
         names = {topic.name for topic in changed}

@@ -188,6 +188,10 @@ class CoordinatorRuntime(Generic[MachineT]):
             if shard.is_active:
                 yield shard.machine
 
+    def all_machines(self) -> Iterator[MachineT]:
+        """Returns the machines of all shards, also of those that still load."""
+        return (shard.machine for shard in self._shards.values())
+
     # -- following the metadata ------------------------------------------------------------------------------
 
     def load(self, image: MetadataImage) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from tidemill.broker.net.channel import Channels, PeerUnavailable
 from tidemill.broker.net.network import Address
 from tidemill.config import BrokerConfig
-from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
+from tidemill.controller.image import MetadataImage
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.internal_topics import TRANSACTIONS_TOPIC
 from tidemill.protocol.api.transactions import (
@@ -36,7 +36,6 @@ from tidemill.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
-_ENABLED = "transaction.partition.verification.enable"
 
 Codes = dict[TopicPartition, ErrorCode]
 AddHere = Callable[[AddPartitionsToTxnRequest], Awaitable[AddPartitionsToTxnResponse]]
@@ -98,6 +97,9 @@ class Verification:
         self._queues: dict[int, _Queue] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        self._config = config.transactions
+
     # -- questions -------------------------------------------------------------------------------------------
 
     async def check(
@@ -113,7 +115,7 @@ class Verification:
 
         Two codes are our own: a fenced producer gets INVALID_PRODUCER_EPOCH, and NETWORK_EXCEPTION stands for no answer.
         """
-        if not adds and not self._is_enabled():
+        if not adds and not self._config.transaction_partition_verification_enable:
             return dict.fromkeys(partitions, ErrorCode.NONE)
         tries_end_s = self._loop.time() + self._config.add_partitions_to_txn_retry_backoff_max_ms / 1000
         while True:
@@ -146,15 +148,6 @@ class Verification:
         task = self._loop.create_task(answer())
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
-
-    def _is_enabled(self) -> bool:
-        """As configured, or as it was changed for this broker or all of them since."""
-        image = self._image()
-        for name in (str(self._node_id), ""):
-            value = image.config(ConfigResource(ResourceType.BROKER, name)).get(_ENABLED)
-            if value is not None:
-                return value == "true"
-        return self._config.transaction_partition_verification_enable
 
     async def _ask(
         self,

@@ -79,7 +79,6 @@ class Connection:
         "_is_drained",
         "_is_halted",
         "_is_held",
-        "_is_node",
         "_is_reading",
         "_is_writing",
         "_loop",
@@ -94,6 +93,7 @@ class Connection:
         "close_callbacks",
         "fd",
         "is_closed",
+        "is_node",
         "last_active_s",
         "listener_name",
         "local_address",
@@ -143,7 +143,7 @@ class Connection:
         # Whether the next request waits for the answer of an earlier one.
         self._is_held = False
         self._has_turn = False
-        self._is_node = False
+        self.is_node = False
         self._is_dispatching = False
         self._is_writing = False
         self._is_reading = False
@@ -168,7 +168,7 @@ class Connection:
 
     def mark_as_node(self) -> None:
         """The other side is a node of the cluster: it does not wait in line with clients."""
-        self._is_node = True
+        self.is_node = True
 
     def mute_for(self, throttle_ms: int) -> None:
         """Handle no further request for that long. The longest of several pauses counts."""
@@ -202,7 +202,7 @@ class Connection:
         now_s = perf_counter()
         turns = self._turns
         # A turn within the round, or later with the connections that wait.
-        if self._is_node or (now_s < turns.ends_s and not turns.waiting):
+        if self.is_node or (now_s < turns.ends_s and not turns.waiting):
             self._receive(now_s)
         else:
             self._request_turn()
@@ -211,7 +211,7 @@ class Connection:
         if self._has_turn or self._is_halted:
             return
         self._has_turn = True
-        if self._is_node:
+        if self.is_node:
             self._loop.call_soon(self.take_turn)
         else:
             self._turns.wait(self)

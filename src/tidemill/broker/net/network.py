@@ -44,6 +44,13 @@ class ServerLimits:
     # Says how long a new connection of that address is kept waiting before it is closed; 0 lets it in.
     throttle_ms: Callable[[str], int] | None = None
     setup_ms_max: int = 10_000
+    # New connections a second; None is no limit.
+    connection_rate_max: int | None = None
+    # By the name of a listener.
+    listener_connections_max: Mapping[str, int] = field(default_factory=dict)
+    listener_connection_rate_max: Mapping[str, int] = field(default_factory=dict)
+    # The listeners where `connections_max` and `connection_rate_max` do not count.
+    protected_listeners: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,9 @@ class Listening(Protocol):
 
     def start_accepting(self, name: str) -> None:
         """On the listener of that name."""
+
+    def configure(self, limits: ServerLimits) -> None:
+        """Limits connections in this way from now on. Sizes of buffers and frames stay as they are."""
 
     def stop_listening(self) -> None: ...
     def close(self) -> None: ...

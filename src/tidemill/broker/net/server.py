@@ -1,8 +1,9 @@
 """Listening sockets and the connections accepted on them, within limits.
 
-Owns every `Connection`: accepts it, counts it (`max.connections`, `max.connections.per.ip`), reaps it when it has been
-idle for `connections.max.idle.ms`, closes it at shutdown. Running out of file descriptors pauses accepting for a
-moment instead of spinning; the clients wait in the kernel's backlog.
+Owns every `Connection`: accepts it, counts it (`connection_quotas.py`), reaps it when it has been idle for
+`connections.max.idle.ms`, closes it at shutdown. When `max.connections` is lowered, the connections that were silent the
+longest are closed. Too many new connections a second, or no more file descriptors, pause accepting for a moment; the
+clients wait in the kernel's backlog.
 
 On a listener with TLS a connection begins when the handshake is done (`tls.py`). On one with SASL it is held to small
 frames until the peer has logged in. Until then it is one of the `Setups`, which are bounded. The files of certificates
@@ -15,13 +16,14 @@ import asyncio
 import errno
 import logging
 import socket
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
 from tidemill.broker.net.connection import Connection
+from tidemill.broker.net.connection_quotas import ConnectionQuotas, addresses_of, literal_addresses
 from tidemill.broker.net.network import OPEN, Dispatch, Entrance, ServerLimits
 from tidemill.broker.net.setups import Setups
 from tidemill.broker.net.tls import HandshakeFailed, TlsConnection, accept_tls
@@ -72,8 +74,7 @@ class Server:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._refusals = RefusalLog(logger)
         self._is_reloading = False
-        self._per_ip: Counter[str] = Counter()
-        self._per_ip_overrides = _by_address(limits.connections_per_ip_overrides)
+        self._quotas = ConnectionQuotas(limits)
         self._housekeeping = loop.call_later(_HOUSEKEEPING_S, self._keep_house)
         self._is_refusing = False
 
@@ -100,12 +101,55 @@ class Server:
             if of.name == name:
                 self._accept_from(listener)
 
+    def configure(self, limits: ServerLimits) -> None:
+        """Limits connections in this way from now on. Names of hosts are looked up in a thread."""
+        overrides = limits.connections_per_ip_overrides
+        literal = literal_addresses(overrides)
+        self._limits = limits
+        self._quotas.configure(limits, literal)
+        self._is_refusing = False
+        self._close_excess()
+        if len(literal) < len(overrides):
+            looked_up = self._loop.run_in_executor(
+                self._executor, partial(addresses_of, overrides, is_strict=False)
+            )
+            looked_up.add_done_callback(partial(self._looked_up, limits))
+
+    def _looked_up(self, limits: ServerLimits, found: asyncio.Future[dict[str, int]]) -> None:
+        if self._limits is not limits or found.cancelled():
+            return
+        self._quotas.configure(limits, found.result())
+
+    def _close_excess(self) -> None:
+        """Closes connections of clients beyond `max.connections`, those that were silent the longest first."""
+        excess = self._quotas.excess
+        if not excess:
+            return
+        clients = [
+            each
+            for each in self._connections.values()
+            if not each.is_node and not self._quotas.is_protected(each.listener_name)
+        ]
+        clients.sort(key=lambda each: each.last_active_s)
+        logger.warning(
+            "closing %d connections: %d are open (max.connections=%d)",
+            min(excess, len(clients)),
+            self._quotas.total,
+            self._limits.connections_max,
+        )
+        for connection in clients[:excess]:
+            connection.close(None)
+
     def _accept_from(self, listener: socket.socket) -> None:
         if listener in self._listeners:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
+        of = self._listeners[listener]
         for _ in range(_ACCEPTS_PER_WAKEUP):
+            if wait_ms := self._quotas.wait_ms(of.name, _steady_ms()):
+                self._pause(listener, wait_ms / 1000)
+                return
             try:
                 sock, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
@@ -114,33 +158,34 @@ class Server:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
                 logger.warning("cannot accept connections for now: %s; raise `ulimit -n`", error.strerror)
-                self._loop.remove_reader(listener.fileno())
-                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_from, listener)
+                self._pause(listener, _ACCEPT_PAUSE_S)
                 return
-            self._admit(sock, address, self._listeners[listener])
+            self._quotas.accepted(of.name, _steady_ms())
+            self._admit(sock, address, of)
+
+    def _pause(self, listener: socket.socket, seconds: float) -> None:
+        """Leaves the clients in the kernel's backlog."""
+        self._loop.remove_reader(listener.fileno())
+        self._loop.call_later(seconds, self._accept_from, listener)
 
     def _admit(self, sock: socket.socket, address: tuple[str, int], listener: _Listener) -> None:
         # On a listener for both, an IPv4 peer has an address of IPv6.
         ip = normal_address(address[0])
         address = (ip, address[1])
         limits = self._limits
-        open_count = len(self._connections) + len(self._handshakes) + len(self._throttled)
-        per_ip_max = self._per_ip_overrides.get(ip, limits.connections_per_ip_max)
-        if open_count >= limits.connections_max or self._per_ip[ip] >= per_ip_max:
+        refusal = self._quotas.refusal(ip, listener.name)
+        if refusal is not None:
             if not self._is_refusing:
                 self._is_refusing = True
                 logger.warning(
-                    "refusing connections, now from %s: %d are open (max.connections=%d, max.connections.per.ip=%d)",
-                    ip,
-                    open_count,
-                    limits.connections_max,
-                    per_ip_max,
+                    "refusing connections, now from %s: %d are open (%s)", ip, self._quotas.total, refusal
                 )
             sock.close()
             return
         self._is_refusing = False
         if limits.throttle_ms is not None and (throttle_ms := limits.throttle_ms(ip)):
             self._throttled[sock] = self._loop.call_later(throttle_ms / 1000, self._end_throttled, sock)
+            self._quotas.total += 1
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -149,7 +194,7 @@ class Server:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
         if limits.receive_buffer_bytes > 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
-        self._per_ip[ip] += 1
+        self._quotas.opened(ip, listener.name)
         if listener.entrance.tls is None:
             self._open(Connection, sock, address, listener)
         else:
@@ -158,6 +203,7 @@ class Server:
     def _end_throttled(self, sock: socket.socket) -> None:
         """Close a connection over its address's quota, as Kafka does: the client tries again (KIP-612)."""
         del self._throttled[sock]
+        self._quotas.total -= 1
         sock.close()
 
     def _open(
@@ -210,7 +256,7 @@ class Server:
             if task.cancelled():
                 # A task that never began has closed nothing. In any other case TLS has taken the socket over.
                 sock.close()
-                self._forget_ip(address[0])
+                self._quotas.closed(address[0], listener.name)
 
         task.add_done_callback(ended)
 
@@ -223,7 +269,7 @@ class Server:
             secured = await accept_tls(self._loop, self._executor, tls.server, sock)
             principal = _principal(secured, listener.entrance)
         except (HandshakeFailed, MalformedCertificate, NoMatchingRule) as failure:
-            self._forget_ip(ip)
+            self._quotas.closed(ip, listener.name)
             if str(failure):
                 self._refusals.tell(f"refused {ip} at listener {listener.name}: {failure}", perf_counter())
         else:
@@ -245,12 +291,7 @@ class Server:
             logger.warning("closed the connection of %s: %s", connection.peer, reason)
         if self._connections.get(connection.fd) is connection:
             del self._connections[connection.fd]
-        self._forget_ip(connection.peer.rpartition(":")[0])
-
-    def _forget_ip(self, ip: str) -> None:
-        self._per_ip[ip] -= 1
-        if self._per_ip[ip] <= 0:
-            del self._per_ip[ip]
+        self._quotas.closed(connection.peer.rpartition(":")[0], connection.listener_name)
 
     def _keep_house(self) -> None:
         now = perf_counter()
@@ -261,6 +302,7 @@ class Server:
                 connection.close(None)
             elif idle_s > _BUFFER_IDLE_S:
                 connection.release_memory()
+        self._close_excess()
         self._setups.expire(now)
         if given_up := self._setups.take_given_up_count():
             logger.warning(
@@ -289,18 +331,8 @@ class Server:
             connection.close(None)
 
 
-def _by_address(counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts of `max.connections.per.ip.overrides` by address. As in Kafka, a name is looked up at the start."""
-    found: dict[str, int] = {}
-    for host, count in counts.items():
-        try:
-            entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(
-                f"Configuration max.connections.per.ip.overrides names {host}: {error}"
-            ) from None
-        found.update((normal_address(str(entry[4][0])), count) for entry in entries)
-    return found
+def _steady_ms() -> int:
+    return int(perf_counter() * 1000)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

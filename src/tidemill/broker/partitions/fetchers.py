@@ -24,7 +24,7 @@ from tidemill.broker.net.channel import Channel, Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.throttles import Throttles
-from tidemill.config import ReplicationConfig
+from tidemill.config import BrokerConfig, ReplicationConfig
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
 from tidemill.log.sync import DiskFull
@@ -109,13 +109,38 @@ class Fetchers:
         for loop in self._loops.values():
             loop.go_on()
 
+    def reconfigure(self, broker: BrokerConfig) -> None:
+        """Spreads the partitions over another number of loops, each when its loop is at rest."""
+        is_same = broker.replication.fetchers == self._config.fetchers
+        self._config = broker.replication
+        if not is_same:
+            for loop in list(self._loops.values()):
+                loop.must_hand_over = True
+                loop.go_on()
+
+    def _hand_over(self, loop: _FetchLoop) -> None:
+        """Moves what belongs to other loops. A log that is being cut stays until that is done."""
+        for followed in loop.movable():
+            partition, machine = followed.partition, followed.machine
+            if self._slot_of(partition, machine.leader_id) != loop.slot:
+                self.follow(partition, machine.leader_id, machine.leader_epoch)
+        loop.must_hand_over = loop.is_cutting
+        if loop.is_empty and loop.slot[1] >= self._config.fetchers:
+            loop.close()
+            del self._loops[loop.slot]
+
+    def _slot_of(self, partition: Partition, leader_id: int) -> tuple[int, int]:
+        name = partition.name
+        return leader_id, (crc32(name.topic.encode()) + name.partition) % self._config.fetchers
+
     def follow(self, partition: Partition, leader_id: int, leader_epoch: int) -> None:
         """Copy the partition from this leader from now on; responses to earlier fetches are void."""
-        name = partition.name
-        slot = (leader_id, (crc32(name.topic.encode()) + name.partition) % self._config.fetchers)
+        slot = self._slot_of(partition, leader_id)
         loop = self._loops.get(slot)
         if loop is None:
-            loop = self._loops[slot] = _FetchLoop(self._config, self._channels, self._storage, *slot)
+            loop = self._loops[slot] = _FetchLoop(
+                self._config, self._channels, self._storage, slot, self._hand_over
+            )
         before = self._loop_of.get(partition)
         if before is not None and before is not loop:
             before.drop(partition)
@@ -155,13 +180,22 @@ class _Followed:
 
 class _FetchLoop:
     def __init__(
-        self, config: ReplicationConfig, channels: Channels, storage: Storage, leader_id: int, number: int
+        self,
+        config: ReplicationConfig,
+        channels: Channels,
+        storage: Storage,
+        slot: tuple[int, int],
+        hand_over: Callable[[_FetchLoop], None],
     ) -> None:
+        """`slot` is the leader and the number of the loop. `hand_over` moves its partitions to other loops."""
         self._config = config
         self._channels = channels
         self._storage = storage
-        self._leader_id = leader_id
-        self._number = number
+        self.slot = slot
+        self._leader_id, self._number = slot
+        self._hand_over = hand_over
+        # Whether the number of loops has changed since it last sent.
+        self.must_hand_over = False
         self._loop = asyncio.get_running_loop()
         self._followed: dict[_Key, _Followed] = {}
         # What the leader's session holds, and what has to be reconsidered before the next request.
@@ -203,6 +237,17 @@ class _FetchLoop:
         followed = self._followed.get((partition.topic_id, partition.index))
         return None if followed is None else followed.machine.state
 
+    def movable(self) -> list[_Followed]:
+        return [each for each in self._followed.values() if each.machine.state is not FetchState.TRUNCATING]
+
+    @property
+    def is_cutting(self) -> bool:
+        return any(each.machine.state is FetchState.TRUNCATING for each in self._followed.values())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._followed
+
     def close(self) -> None:
         self._is_closed = True
         self._followed.clear()
@@ -218,6 +263,11 @@ class _FetchLoop:
         if self._to_sync:
             self._sync_added()
             return
+        if self.must_hand_over:
+            # Nothing is in flight, and all that was appended is synced: the next fetch of another loop vouches for it.
+            self._hand_over(self)
+            if self._is_closed:
+                return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -107,6 +107,7 @@ class Replicas:
         self.throttles = Throttles(config)
         self._log_manager = LogManager(config, platform, data_dir, syncer, self.partitions)
         self._fetchers = Fetchers(config.replication, channels, self)
+        self.reconfigurables = (self._log_manager.reconfigure, self._fetchers.reconfigure)
         self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
         transfers = BatchTransfers(channels, self, self._loop.call_soon)
         self.pass_on = transfers.pass_on

@@ -8,7 +8,7 @@ a missing protection is an error (`protection`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tidemill.config.broker.cluster import (
@@ -46,6 +46,9 @@ TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
         "segment.jitter.ms",
     }
 )
+
+# Replication reads them itself, and only what was set while the cluster runs.
+REPLICATION_RATES = {"follower.replication.throttled.rate", "leader.replication.throttled.rate"}
 
 _STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
@@ -136,11 +139,11 @@ class BrokerConfig:
 def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
     """The configuration, and warnings about keys without effect and doubtful values."""
     complete = {"process.roles": "broker,controller", **_with_node_id(properties)}
-    known = {name: text for name, text in complete.items() if name in BROKER_KEYS}
-    for name, text in known.items():
-        BROKER_KEYS[name].parse(text)
+    for name, text in complete.items():
+        if name in BROKER_KEYS:
+            BROKER_KEYS[name].parse(text)
     check_protection(complete)
-    values = Values(BrokerLayers(static=known))
+    values = Values(BrokerLayers(static=complete))
     roles = tuple(dict.fromkeys(values.texts("process.roles")))
     node_id = BrokerId(values.number("node.id"))
     network = load_network(values, roles)
@@ -178,6 +181,28 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
     return config, _warnings(properties, values.read) + values.warnings
 
 
+def with_dynamic_values(config: BrokerConfig, layers: BrokerLayers) -> tuple[BrokerConfig, list[str]]:
+    """The configuration with the dynamic values that are in force, and warnings about those without effect.
+
+    Raises ConfigError when they do not fit together.
+    """
+    values = Values(layers.in_force())
+    current = replace(
+        config,
+        network=load_network(values, config.process_roles),
+        replication=load_replication(values),
+        storage=_storage(values),
+        topics=_topics(values),
+        groups=_groups(values),
+        share_groups=load_share_groups(values),
+        transactions=load_transactions(values),
+    )
+    dynamic = {**layers.cluster_default, **layers.dynamic}
+    in_force = {**values.layers.cluster_default, **values.layers.dynamic}
+    shown = {name: text for name, text in dynamic.items() if name in in_force or name not in BROKER_KEYS}
+    return current, _warnings(shown, values.read | REPLICATION_RATES)
+
+
 def _with_node_id(properties: Mapping[str, str]) -> dict[str, str]:
     """The properties with both names of the node id set; the default is 1."""
     node_id, broker_id = properties.get("node.id"), properties.get("broker.id")
@@ -209,21 +234,12 @@ def _storage(values: Values) -> StorageConfig:
         log_cleaner_backoff_ms=values.number("log.cleaner.backoff.ms"),
         log_cleaner_dedupe_buffer_size=values.number("log.cleaner.dedupe.buffer.size"),
         log_cleaner_enable=values.flag("log.cleaner.enable"),
-        log_cleaner_io_buffer_load_factor=_load_factor(values),
+        log_cleaner_io_buffer_load_factor=values.fraction("log.cleaner.io.buffer.load.factor"),
         log_flush_offset_checkpoint_interval_ms=values.number("log.flush.offset.checkpoint.interval.ms"),
         log_flush_scheduler_interval_ms=values.number("log.flush.scheduler.interval.ms"),
         log_retention_check_interval_ms=values.number("log.retention.check.interval.ms"),
         producer_id_expiration_ms=values.number("producer.id.expiration.ms"),
     )
-
-
-def _load_factor(values: Values) -> float:
-    name = "log.cleaner.io.buffer.load.factor"
-    factor = values.optional(name)
-    assert isinstance(factor, float), name
-    if not 0 < factor <= 1:
-        raise invalid_value(name, str(factor), "a number above 0 and at most 1")
-    return factor
 
 
 def _topics(values: Values) -> TopicsConfig:

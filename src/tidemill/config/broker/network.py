@@ -7,7 +7,7 @@ address, so `tidemill serve` works without settings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -27,6 +27,18 @@ _INTER_BROKER_PROTOCOL = "security.inter.broker.protocol"
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The limits of connections, which change while a node runs. Those by listener have the names of listeners."""
+
+    max_connections: int
+    max_connections_per_ip: int
+    max_connections_per_ip_overrides: Mapping[str, int]
+    max_connection_creation_rate: int
+    listener_max_connections: Mapping[str, int]
+    listener_max_connection_creation_rate: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkConfig:
     """The network settings of a node."""
 
@@ -39,9 +51,7 @@ class NetworkConfig:
     protocol_map: Mapping[str, str]
     inter_broker_listener_name: str
     connections_max_idle_ms: int
-    max_connections: int
-    max_connections_per_ip: int
-    max_connections_per_ip_overrides: Mapping[str, int]
+    connection_limits: ConnectionLimits
     socket_listen_backlog_size: int
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
@@ -74,9 +84,7 @@ def load_network(values: Values, roles: tuple[str, ...]) -> NetworkConfig:
         protocol_map=MappingProxyType(protocol_map),
         inter_broker_listener_name=_inter_broker_name(values, roles, names, listeners, advertised_listeners),
         connections_max_idle_ms=values.number("connections.max.idle.ms"),
-        max_connections=values.number("max.connections"),
-        max_connections_per_ip=values.number("max.connections.per.ip"),
-        max_connections_per_ip_overrides=_ip_overrides(values.text("max.connections.per.ip.overrides")),
+        connection_limits=_connection_limits(values, [listener.name for listener in bound]),
         socket_listen_backlog_size=values.number("socket.listen.backlog.size"),
         socket_receive_buffer_bytes=values.number("socket.receive.buffer.bytes"),
         telemetry_max_bytes=values.number("telemetry.max.bytes"),
@@ -164,6 +172,21 @@ def _inter_broker_name(
             f"which of {', '.join(reachable)} brokers use among themselves"
         )
     return reachable[0]
+
+
+def _connection_limits(values: Values, listener_names: Sequence[str]) -> ConnectionLimits:
+    def by_listener(name: str) -> Mapping[str, int]:
+        found = {each: values.listener_number(each, name) for each in listener_names}
+        return MappingProxyType({each: number for each, number in found.items() if number is not None})
+
+    return ConnectionLimits(
+        max_connections=values.number("max.connections"),
+        max_connections_per_ip=values.number("max.connections.per.ip"),
+        max_connections_per_ip_overrides=_ip_overrides(values.text("max.connections.per.ip.overrides")),
+        max_connection_creation_rate=values.number("max.connection.creation.rate"),
+        listener_max_connections=by_listener("max.connections"),
+        listener_max_connection_creation_rate=by_listener("max.connection.creation.rate"),
+    )
 
 
 def _ip_overrides(text: str) -> Mapping[str, int]:

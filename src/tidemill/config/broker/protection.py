@@ -1,9 +1,9 @@
-"""The settings that request a protection which the broker lacks: they prevent the start, and cannot be set later.
+"""The settings that request a protection which the broker lacks: they prevent the start.
 
 A broker that only warned would expose what its operator considers protected. `UNSERVED` is the table of missing
 protections; a row is removed when its protection is implemented. A key of a row requests protection unless its value
 is empty or the default. An unknown key of these families requests protection too: it may be misspelt. A listener's
-protection is settled when the broker starts; a later change is rejected rather than kept without effect.
+protection is settled when the broker starts: no dynamic setting changes it (`dynamic`).
 """
 
 from __future__ import annotations
@@ -79,17 +79,6 @@ def check_protection(properties: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"Configuration {name} asks for protection by a key that is not known: is it misspelt?"
             )
-
-
-def check_dynamic_protection(name: str, text: str) -> None:
-    """Raises ConfigError for a key that would protect a listener and takes effect at the start alone."""
-    check_protection({name: text})
-    bare = _bare(name)
-    if _SECURITY_KEY.fullmatch(bare) and not _MODIFIERS.fullmatch(bare) and not _is_default(bare, text):
-        raise ConfigError(
-            f"Configuration {name} takes effect when a broker starts: set it in the broker's file and start it anew; "
-            "the files of certificates are read again when they change"
-        )
 
 
 def is_security_key(name: str) -> bool:

@@ -10,6 +10,7 @@ from tidemill.config.definitions import (
     LONG_MAX,
     NO_LIMIT_OR_POSITIVE,
     NOT_EMPTY,
+    SHARE_ABOVE_ZERO,
     ConfigKey,
     ConfigType,
     UpdateMode,
@@ -28,7 +29,6 @@ LIST = ConfigType.LIST
 LONG = ConfigType.LONG
 STRING = ConfigType.STRING
 CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
-PER_BROKER = UpdateMode.PER_BROKER
 
 LOG_KEYS: tuple[ConfigKey, ...] = (
     key("background.threads", INT, "10", "Threads for background work.", at_least(1), CLUSTER_WIDE),
@@ -64,7 +64,7 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         between(-131072, 22),
         CLUSTER_WIDE,
     ),
-    key("cordoned.log.dirs", LIST, "", "Log directories that get no new partitions.", mode=PER_BROKER),
+    key("cordoned.log.dirs", LIST, "", "Log directories that get no new partitions."),
     key(
         "log.cleaner.backoff.ms",
         LONG,
@@ -94,7 +94,8 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         DOUBLE,
         "0.9",
         "How full the cleaner's table of keys may get.",
-        mode=CLUSTER_WIDE,
+        SHARE_ABOVE_ZERO,
+        CLUSTER_WIDE,
     ),
     key(
         "log.cleaner.io.buffer.size",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Protocol
 
+from tidemill.config import GroupsConfig
 from tidemill.coordinator.consumer_groups.change import GroupChange
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.consumer_groups.member import STATIC_LEAVE_EPOCH, ConsumerMember, MemberState
@@ -53,12 +54,15 @@ class ConsumerMembership:
     def __init__(self, registry: ConsumerRegistry) -> None:
         self.registry = registry
         self.environment = registry.environment
-        self.config = registry.environment.config
         self.timers = registry.environment.timers
         self.topics = registry.environment.topics
         self.assignors = [name for name in self.config.group_consumer_assignors if name in ASSIGNORS] or [
             *ASSIGNORS
         ]
+
+    @property
+    def config(self) -> GroupsConfig:
+        return self.environment.config
 
     # Advancing a member.
 

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemill import machine
-from tidemill.config import GroupsConfig
+from tidemill.config import GroupsConfig, ShareGroupsConfig
 from tidemill.coordinator.records import Record
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.timers import Timers
@@ -300,6 +300,8 @@ class ShareProtocol(Protocol):
 
     # The key messages whose records belong to share groups.
     record_keys: frozenset[type]
+
+    def reconfigure(self, brokers: ShareGroupsConfig) -> None: ...
 
     def replay(self, record: Record) -> None: ...
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tidemill.config import GroupsConfig, ShareGroupsConfig
 from tidemill.coordinator import records
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
@@ -123,6 +124,12 @@ class Groups:
 
     def waiting_tokens(self) -> list[int]:
         return [token for group in self.groups.values() for token in group.waiting_tokens()]
+
+    def reconfigure(self, groups: GroupsConfig, share_groups: ShareGroupsConfig) -> None:
+        """Takes over other settings of the broker. They are no state: a shard that still loads may get them, too."""
+        self.environment.config = groups
+        if self.share is not None:
+            self.share.reconfigure(share_groups)
 
     def decide(self, request: Any, token: int, steady_ms: int) -> Decision:
         """Decides about a `GroupCall`, a `TopicsChanged`, or an event of share groups."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from tidemill.config import GroupsConfig
 from tidemill.coordinator.groups.classic import ClassicGroup, ClassicState
 from tidemill.coordinator.groups.classic_member import ClassicMember
 from tidemill.coordinator.groups.group import (
@@ -50,9 +51,12 @@ class Outcome:
 class Rebalances:
     def __init__(self, environment: Environment, groups: dict[str, Group]) -> None:
         self.environment = environment
-        self.config = environment.config
         self.timers = environment.timers
         self._groups = groups
+
+    @property
+    def config(self) -> GroupsConfig:
+        return self.environment.config
 
     def start_sessions(self, group: ClassicGroup, steady_ms: int) -> None:
         """Start a full session for each member of a group that was loaded."""

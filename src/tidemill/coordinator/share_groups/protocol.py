@@ -86,6 +86,10 @@ class ShareGroupProtocol(ShareGroupOffsets):
         # The settings in force, by the group's own values: heartbeats are frequent and settings change rarely.
         self._resolved: dict[str, tuple[Mapping[str, str], ShareGroupConfig]] = {}
 
+    def reconfigure(self, brokers: ShareGroupsConfig) -> None:
+        self._brokers = brokers
+        self._resolved.clear()
+
     # Records.
 
     def replay(self, record: Record) -> None:

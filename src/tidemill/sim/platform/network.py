@@ -34,9 +34,7 @@ _CONNECT_RETRY_S = 1.0
 _LENGTH_BYTES = 4
 # How long after a cut is healed, or a host is up again, the first retransmission arrives.
 _RETRANSMIT_S_MAX = 2.0
-
-# The end of one direction: in order after the last frame, or at once.
-_END = b""
+_END = b""  # The end of one direction: in order after the last frame, or at once.
 
 
 @dataclass(slots=True)
@@ -532,7 +530,7 @@ class _Listener:
 
 
 class SimulatedListening:
-    """The listeners of one process: a `Listening`."""
+    """The listeners of one process: a `Listening`, without limits of connections."""
 
     def __init__(
         self,
@@ -564,6 +562,8 @@ class SimulatedListening:
 
     def start_accepting(self, name: str) -> None:
         self._listeners[name].start_accepting()
+
+    def configure(self, limits: ServerLimits) -> None: ...
 
     def stop_listening(self) -> None:
         for listener in self._listeners.values():

@@ -63,6 +63,11 @@ class Compactor:
         if self._config.log_cleaner_enable:
             self._rounds.start()
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Takes effect with the next log that is cleaned."""
+        self._config = config.storage
+        self._rounds.set_pause(self._config.log_cleaner_backoff_ms / 1000)
+
     async def stop(self) -> None:
         """Stop at once. The files are left as a crash would leave them, which the next start completes or drops."""
         await self._rounds.stop()

@@ -86,6 +86,13 @@ class LogManager:
         ):
             self.spawn(self.every(interval_s, work))
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Producers are forgotten by the new age at once. The intervals of the other work are settled at the start."""
+        is_shorter = config.storage.producer_id_expiration_ms < self._config.storage.producer_id_expiration_ms
+        self._config = config
+        if is_shorter:
+            self.expire_producers()
+
     def spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks[task] = None
