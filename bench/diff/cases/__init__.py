@@ -4,6 +4,7 @@ A new family of APIs (groups, transactions, quotas…) is a new module here, nam
 """
 
 from bench.diff.cases import (  # noqa: F401
+    broker_configs,
     cluster,
     configs,
     fetch,

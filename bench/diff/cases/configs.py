@@ -157,7 +157,7 @@ def replace(s: Script) -> None:
     s.ask("no resources", {"resources": []})
 
 
-def _incremental(kind: int, name: str, *entries: tuple[str, int, str | None]) -> dict[str, Any]:
+def incremental(kind: int, name: str, *entries: tuple[str, int, str | None]) -> dict[str, Any]:
     configs = [{"name": n, "config_operation": op, "value": value} for n, op, value in entries]
     return {"resource_type": kind, "resource_name": name, "configs": configs}
 
@@ -167,7 +167,7 @@ def topic_operations(s: Script) -> None:
     t = s.topic("x")
 
     def alter(label: str, *entries: tuple[str, int, str | None], **more: Any) -> None:
-        s.ask(label, {"resources": [_incremental(TOPIC, t.name, *entries)], **more})
+        s.ask(label, {"resources": [incremental(TOPIC, t.name, *entries)], **more})
         _after(s, label, TOPIC, t.name)
 
     alter("set", ("segment.bytes", SET, "2000000"))
@@ -200,20 +200,20 @@ def topic_operations(s: Script) -> None:
 def resources(s: Script) -> None:
     t = s.topic("x")
     entry = ("segment.ms", SET, "5000")
-    good = _incremental(TOPIC, t.name, entry)
-    s.ask("unknown topic", {"resources": [_incremental(TOPIC, s.name("missing"), entry)]})
-    s.ask("invalid topic", {"resources": [_incremental(TOPIC, "not a name", entry)]})
-    s.ask("empty topic", {"resources": [_incremental(TOPIC, "", entry)]})
+    good = incremental(TOPIC, t.name, entry)
+    s.ask("unknown topic", {"resources": [incremental(TOPIC, s.name("missing"), entry)]})
+    s.ask("invalid topic", {"resources": [incremental(TOPIC, "not a name", entry)]})
+    s.ask("empty topic", {"resources": [incremental(TOPIC, "", entry)]})
     s.ask(
-        "good and missing", {"resources": [_incremental(TOPIC, s.name("missing"), entry), good]}, keep=_sorted
+        "good and missing", {"resources": [incremental(TOPIC, s.name("missing"), entry), good]}, keep=_sorted
     )
     s.ask("same topic twice", {"resources": [good, good]})
     s.ask("none", {"resources": []})
-    s.ask("unknown type", {"resources": [_incremental(UNKNOWN, "x", entry)]})
-    s.ask("type that does not exist", {"resources": [_incremental(77, "x", entry)]})
+    s.ask("unknown type", {"resources": [incremental(UNKNOWN, "x", entry)]})
+    s.ask("type that does not exist", {"resources": [incremental(77, "x", entry)]})
     s.ask(
         "logger",
-        {"resources": [_incremental(BROKER_LOGGER, str(s.facts.node_id), ("no.logger", SET, "INFO"))]},
+        {"resources": [incremental(BROKER_LOGGER, str(s.facts.node_id), ("no.logger", SET, "INFO"))]},
     )
 
 
@@ -226,7 +226,7 @@ def broker_dynamic(s: Script) -> None:
     own, everyone, other = str(s.facts.node_id), "", str(s.facts.node_id + 100)
 
     def alter(label: str, name: str, *entries: tuple[str, int, str | None]) -> None:
-        s.ask(label, {"resources": [_incremental(BROKER, name, *entries)]})
+        s.ask(label, {"resources": [incremental(BROKER, name, *entries)]})
         keys = [entry[0] for entry in entries]
         s.await_applied()
         s.ask(
@@ -257,7 +257,7 @@ def loggers(s: Script) -> None:
     own = str(s.facts.node_id)
 
     def alter(label: str, name: str, *entries: tuple[str, int, str | None], **more: Any) -> None:
-        s.ask(label, {"resources": [_incremental(BROKER_LOGGER, name, *entries)], **more})
+        s.ask(label, {"resources": [incremental(BROKER_LOGGER, name, *entries)], **more})
 
     def show(label: str) -> None:
         asked = describe(resource(BROKER_LOGGER, own, ["root"]))
@@ -276,7 +276,7 @@ def loggers(s: Script) -> None:
     alter("twice", own, ("root", SET, "INFO"), ("root", SET, "INFO"))
     alter("another broker", str(s.facts.node_id + 100), ("root", SET, "INFO"))
     alter("not a number", "one", ("root", SET, "INFO"))
-    both = [_incremental(BROKER_LOGGER, own, ("root", SET, "INFO"))] * 2
+    both = [incremental(BROKER_LOGGER, own, ("root", SET, "INFO"))] * 2
     s.ask("same resource twice", {"resources": both})
 
 
@@ -285,7 +285,7 @@ def client_metrics(s: Script) -> None:
     name = s.name("sub")
 
     def alter(label: str, *entries: tuple[str, int, str | None], of: str = name) -> None:
-        s.ask(label, {"resources": [_incremental(CLIENT_METRICS, of, *entries)]})
+        s.ask(label, {"resources": [incremental(CLIENT_METRICS, of, *entries)]})
         s.await_applied()
         s.ask(
             f"{label}, afterwards",
