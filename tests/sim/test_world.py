@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tidemill.sim.cluster import Shape
 from tidemill.sim.crowds.guarded import GuardedCrowd
+from tidemill.sim.platform.disk import Stopped
 from tidemill.sim.stage import Plan
-from tidemill.sim.world import Outcome, World
+from tidemill.sim.world import Outcome, World, _clean_ups_watched
 
 _ROOT = Path(__file__).parents[2]
 
@@ -145,3 +147,26 @@ def test_failing_world_fails_only_its_seed() -> None:
     assert three == "3 []"
     assert seven.startswith("7 [")
     assert "IndexError: nobody is left" in seven
+
+
+@pytest.mark.parametrize(
+    ("error", "accusations"),
+    [(ValueError("broken"), 1), (Stopped("this process is dead"), 0)],
+    ids=["of living code", "of a dead process"],
+)
+def test_failure_in_a_clean_up_is_an_accusation_unless_the_process_is_dead(
+    error: BaseException, accusations: int
+) -> None:
+    def steps() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise error
+
+    accused: list[str] = []
+    with _clean_ups_watched(accused.append):
+        begun = steps()
+        next(begun)
+        del begun
+    assert len(accused) == accusations
+    assert all("broken" in each for each in accused)

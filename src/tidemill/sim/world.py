@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Coroutine, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from random import Random
 from types import ModuleType
@@ -56,6 +57,7 @@ from tidemill.sim.crowds.transactional import (
 from tidemill.sim.crowds.two_phase import TWO_PHASE_CONFIGS, TWO_PHASE_TOPICS, TwoPhaseCrowd
 from tidemill.sim.faults import Faults
 from tidemill.sim.guarding import salted_password
+from tidemill.sim.platform.disk import Stopped
 from tidemill.sim.platform.loops import Livelock, SimulatedLoop
 from tidemill.sim.stage import Plan, Stage, described
 from tidemill.types import TopicPartition
@@ -145,7 +147,7 @@ class World(Stage):
     # -- the course of events --------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        with _LogCapture(self), _hurry():
+        with _LogCapture(self), _clean_ups_watched(self.accuse), _hurry():
             thresholds = gc.get_threshold()
             gc.set_threshold(100_000, 50, 50)
             try:
@@ -354,6 +356,26 @@ class World(Stage):
         for member in self._members.values():
             committed.update(member.committed)
         return all(committed.get(tp) == ends[tp] for tp in self.partitions)
+
+
+@contextlib.contextmanager
+def _clean_ups_watched(accuse: Callable[[str], None]) -> Iterator[None]:
+    """Accuse code that fails while its objects are collected, when nobody can catch its error.
+
+    What a dead process leaves undone is no failure.
+    """
+    before = sys.unraisablehook
+
+    def report(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        if error is not None and not isinstance(error, Stopped):
+            accuse(f"{described(error)} in the clean-up of {unraisable.object!r}")
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager
