@@ -146,6 +146,8 @@ def fetch_answered(q: QuorumState, sent: SendFetch, response: FetchResponse, ste
     if asked.fetch_offset != q.log.log_end_offset:
         return
     _heard_from_leader(role, steady_ms)
+    if role.leader_end_at_contact < 0:
+        role.leader_end_at_contact = messages.leader_end(part)
     _take(q, role, part)
 
 
@@ -203,16 +205,20 @@ def _take_high_watermark(q: QuorumState, role: Follower) -> None:
 
 
 def has_all_committed(q: QuorumState, role: Follower) -> bool:
-    """Whether every committed record is on this disk.
+    """Whether every record is on this disk that is committed, or that this replica helps to commit without knowing.
 
-    The leader's high watermark proves it once it has passed the first record of the leader's own epoch. Before that it
-    may be older than what earlier leaders committed. A snapshot that ends in that epoch includes that record.
+    The leader's high watermark proves the first once it has passed the first record of the leader's own epoch. Before
+    that it may be older than what earlier leaders committed. A snapshot that ends in that epoch includes that record.
+
+    For the second, a fetch that this replica sent before it lost its log may still be under way to the leader of this
+    epoch. It vouches for records that the leader had by then, so all before its end at the first contact are needed.
     """
     if q.log.last_epoch != q.epoch:
         return False
     before = q.log.end_offset_of(q.epoch - 1)
     committed_from = before.end_offset + (before.epoch != q.epoch)
-    return committed_from <= role.leader_high_watermark <= q.synced_end_offset
+    needed = max(role.leader_high_watermark, role.leader_end_at_contact)
+    return committed_from <= role.leader_high_watermark and needed <= q.synced_end_offset
 
 
 # -- snapshots -----------------------------------------------------------------------------------------------

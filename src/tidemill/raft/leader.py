@@ -179,6 +179,8 @@ def _response(q: QuorumState, part: PartitionData) -> FetchResponse:
     part.current_leader = LeaderIdAndEpoch(leader_id=messages.wire_leader(q.leader_id), leader_epoch=q.epoch)
     part.high_watermark = q.high_watermark
     part.log_start_offset = q.log.log_start_offset
+    if isinstance(q.role, Leader):
+        messages.tell_leader_end(part, q.role.log_end_offset)
     return messages.fetch_response(part)
 
 

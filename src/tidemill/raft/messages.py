@@ -196,6 +196,19 @@ def fetch_response(part: data.PartitionData) -> data.FetchResponse:
     return data.FetchResponse(responses=[topic])
 
 
+def tell_leader_end(part: data.PartitionData, end_offset: int) -> None:
+    """Where the leader's log ends. There are no transactions in the metadata log, so that this field is free for it.
+
+    Apache Kafka's controllers leave it at -1, and its followers ignore it.
+    """
+    part.last_stable_offset = end_offset
+
+
+def leader_end(part: data.PartitionData) -> int:
+    """-1 when the leader does not tell it."""
+    return part.last_stable_offset
+
+
 def fetch_response_part(response: data.FetchResponse) -> data.PartitionData | None:
     topics = response.responses
     indexes = [part.partition_index for topic in topics for part in topic.partitions]

@@ -114,6 +114,8 @@ class Follower:
     # The node to fetch from. An observer without responses from its leader tries other nodes.
     contact: int | None = None
     leader_high_watermark: int = -1
+    # Where the leader's log ended when it first responded; -1 before that.
+    leader_end_at_contact: int = -1
     # The number of fetches in a row that failed to connect.
     failures: int = 0
     snapshot: FetchingSnapshot | None = None

@@ -44,11 +44,19 @@ class Bench:
     entries: list[Entry] = field(default_factory=list)
     election: ElectionState = field(default_factory=ElectionState)
     steady_ms: int = 0
+    is_incomplete: bool = False
 
     def __post_init__(self) -> None:
         self.log = SimLog(self.voters, self.entries, 0, None)
         self.machine = RaftMachine(
-            replica(1), self.log, self.election, QuorumConfig(), lambda _: 0, "cluster", self.steady_ms
+            replica(1),
+            self.log,
+            self.election,
+            QuorumConfig(),
+            lambda _: 0,
+            "cluster",
+            self.steady_ms,
+            is_incomplete=self.is_incomplete,
         )
 
     def step(self, event: Event) -> list[Effect]:
@@ -441,6 +449,34 @@ def test_the_high_watermark_ends_where_the_synced_log_does() -> None:
     (sent,) = all_of(bench.wait(0), do.SendFetch)
     effects = bench.step(answer(sent, PartitionData(high_watermark=50), 4, 2))
     assert all_of(effects, do.AdvanceHighWatermark) == [do.AdvanceHighWatermark(1)]
+
+
+def test_incomplete_log_is_complete_only_with_all_that_the_leader_had_at_the_first_contact() -> None:
+    """A fetch from before the damage may be under way, and commit a record behind the high watermark."""
+    bench = Bench(election=ElectionState(4, 2, None), is_incomplete=True)
+
+    def take(sent: do.SendFetch, value: str) -> list[Effect]:
+        part = PartitionData(records=b"a record", high_watermark=1)
+        messages.tell_leader_end(part, 2)
+        effects = bench.step(answer(sent, part, 4, 2))
+        bench.log.append(bench.log.log_end_offset, [(4, value)])
+        return bench.sync(effects)
+
+    (sent,) = all_of(bench.wait(0), do.SendFetch)
+    first = take(sent, "leader 2")
+    assert bench.machine.high_watermark == 1
+    assert not all_of(first, do.CompleteLog)
+    (sent,) = all_of(first, do.SendFetch)
+    assert all_of(take(sent, "vouched for"), do.CompleteLog)
+
+
+def test_leader_tells_where_its_log_ends() -> None:
+    bench = Bench(entries=[(1, "a"), (1, "b")], election=ElectionState(1, None, None))
+    bench.elect()
+    (effect,) = all_of(bench.fetch(2, 2, 1), do.AnswerFetch)
+    part = messages.fetch_response_part(effect.response)
+    assert part is not None
+    assert messages.leader_end(part) == bench.log.log_end_offset == 3
 
 
 def test_response_to_request_of_older_role_is_ignored() -> None:
