@@ -165,10 +165,12 @@ class Invariants:
         seen = self._seen_of(process, _METADATA_KEY)
         if seen.log is None and not quorum.log.is_incomplete:
             self._nothing_vouched_for_is_lost(machine, log)
-        if not quorum.log.is_incomplete:
+        vouched = min(raft.synced_end_offset, log.log_end_offset)
+        if quorum.log.is_incomplete:
             # A damaged log does not take back what its voter vouched for: a fetch may be under way, and the voter
             # abstains until it has everything again.
-            self._vouched[machine.id] = min(raft.synced_end_offset, log.log_end_offset)
+            vouched = max(vouched, self._vouched.get(machine.id, 0))
+        self._vouched[machine.id] = vouched
         self._no_vote_forgotten(machine, process, raft)
         if isinstance(raft.role, Leader):
             self._single_quorum_leader(epoch, machine.id)
