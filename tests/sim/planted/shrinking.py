@@ -123,15 +123,15 @@ def a_partition_that_is_back_does_not_ask_the_others(replace: Replace) -> None:
 def late_batches_of_a_partition_that_is_back_are_stored(replace: Replace) -> None:
     """A partition stores what was passed on to it, although the partition that it was sent to takes records again."""
 
-    def storing_partition(self: replicas.Replicas, topic: str, index: int) -> int:
+    def storing(self: replicas.Replicas, topic: str, index: int) -> tuple[int, int]:
         assert self.image is not None
         config = self.topic_config(topic)
         count = len(self.image.topics_by_name[topic].partitions)
         divisors = config.tidemill_partitions_divisors
         found = places.storing_partition(index, count, config)
-        return index % int(divisors[-1]) if divisors else found
+        return index % int(divisors[-1]) if divisors else found, 0
 
-    replace(replicas.Replicas, "storing_partition", storing_partition)
+    replace(replicas.Replicas, "storing", storing)
 
 
 def a_partition_goes_before_retries_are_over(replace: Replace) -> None:

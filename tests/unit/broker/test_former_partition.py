@@ -11,6 +11,7 @@ from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking.passing_on import PassingOn, Settle
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Answered
 from tidemill.config import TopicConfig
+from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import Record, build_batch, header_at
@@ -29,6 +30,7 @@ class Brokers:
     stored: list[int] = field(default_factory=list)
     now_ms: int = 0
     result: ErrorCode = ErrorCode.NONE
+    image: MetadataImage | None = None
 
     def steady_ms(self) -> int:
         return self.now_ms

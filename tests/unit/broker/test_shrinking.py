@@ -346,6 +346,27 @@ def test_a_batch_that_arrives_after_the_shrink_was_taken_back_is_not_stored(worl
     assert ends(world, 0) == [0, 0, 0]
 
 
+def test_a_batch_from_before_the_shrink_was_taken_back_is_not_stored_when_it_has_begun_again(
+    world: World,
+) -> None:
+    """The producer may have repeated it, and the partition that it named may have stored it meanwhile."""
+    world.change(leader=2)
+    shrink(world)
+    world.settle()
+    before = world.image
+    take_back(world, to=(2, 3))
+    world.settle()
+    shrink(world, to=(2, 3))
+    world.settle()
+    # The leader of the decommissioned partition knows of neither.
+    assert send(world, 1, 0)[0] is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert ends(world, 0) == [0, 0, 0]
+    world.deliver(1, difference(before, world.image))
+    world.settle()
+    assert send(world, 1, 0) == STORED
+    assert ends(world, 0) == [1, 1, 1]
+
+
 # -- a partition that is gone --------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.refusals import EarlyRefusals, Refusals
 from tidemill.broker.partitions.shrinking.batch_transfers import BatchTransfers
 from tidemill.broker.partitions.shrinking.places import storing_partition
-from tidemill.broker.partitions.shrinking.stored_elsewhere import Stored, stored_for
+from tidemill.broker.partitions.shrinking.stored_elsewhere import Stored, end_of, stored_for
 from tidemill.broker.partitions.succession import Succession
 from tidemill.broker.partitions.throttles import Throttles
 from tidemill.broker.partitions.upkeep.log_manager import LogManager
@@ -271,7 +271,7 @@ class Replicas:
                 continue
             for partition in hosted.values():
                 partition.configure(config)
-            hosted.configure_former(len(topic.partitions), config)
+            hosted.configure_former(len(topic.partitions), config, self.image)
 
     def topic_config(self, name: str) -> TopicConfig:
         """The configuration in force for a topic; equal overrides share one object."""
@@ -317,6 +317,7 @@ class Replicas:
             hosted = self.by_name[topic.name] = HostedTopic(topic.name, self.metrics.topic(topic.name))
         self.by_wire_name[topic.name.encode()] = hosted
         self.by_wire_id[bytes(topic.id)] = hosted
+        hosted.note_storing(len(topic.partitions), config, self.image)
         for index in indexes:
             image = topic.partitions[index]
             partition = hosted.get(index)
@@ -531,11 +532,12 @@ class Replicas:
             return None
         return hosted.former_partition(index, len(topic.partitions), self.topic_config(topic.name), self)
 
-    def storing_partition(self, topic: str, index: int) -> int:
-        """The partition that stores what producers send to a partition, by the newest metadata."""
+    def storing(self, topic: str, index: int) -> tuple[int, int]:
+        """The partition that stores what producers send to a partition, by the newest metadata, and since when."""
         assert self.image is not None
         count = len(self.image.topics_by_name[topic].partitions)
-        return storing_partition(index, count, self.topic_config(topic))
+        target = storing_partition(index, count, self.topic_config(topic))
+        return target, self.by_name[topic].storing_since(index)
 
     def stored_finally(self, partition: Partition, named: int, metadata_end: int) -> list[Stored] | None:
         """Returns what a partition stores for the partition `named`, by metadata that is not older than `metadata_end`.
@@ -545,11 +547,10 @@ class Replicas:
         log = partition.leadership.writable_log
         if log is None or self.image is None or self.image.end_offset < metadata_end:
             return None
-        if self.storing_partition(partition.name.topic, named) == partition.index:
+        if self.storing(partition.name.topic, named)[0] == partition.index:
             return None
         stored = stored_for(log.producers, named)
-        last_offset = max((batch.last_offset for each in stored for batch in each.batches), default=-1)
-        return stored if last_offset < partition.high_watermark else None
+        return stored if end_of(stored) <= partition.high_watermark else None
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """Delete the records before an offset (DeleteRecords)."""

@@ -34,6 +34,7 @@ from tidemill.broker.partitions.shrinking.passing_on import (
     PassingOn,
     PassingOnHost,
     is_committed,
+    is_outdated,
     knows_sequence,
     next_where_stored,
     stored_before,
@@ -76,8 +77,8 @@ class AppenderHost(PassingOnHost, StoredElsewhereHost, Protocol):
     @property
     def long_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
-    def storing_partition(self, topic: str, index: int) -> int:
-        """The partition that stores what producers send to a partition: itself, unless it is decommissioned."""
+    def storing(self, topic: str, index: int) -> tuple[int, int]:
+        """The partition that stores what producers send to a partition, and the end of the metadata since which it does."""
 
 
 class _NotKnownYet(Exception):
@@ -234,7 +235,8 @@ class Appender:
         except InvalidBatch as error:
             return self._refused(error.code, error.reason)
         if header.attributes & NAMED_PARTITION:
-            if self._host.storing_partition(self._name.topic, header.named_partition) != self._name.partition:
+            partition, since = self._host.storing(self._name.topic, header.named_partition)
+            if partition != self._name.partition or is_outdated(header, since):
                 return self._refused(*self._not_storing(header.named_partition))
             header, stated = taken_over(header)
             first_sequence = next_where_stored(log.producers, header, stated)

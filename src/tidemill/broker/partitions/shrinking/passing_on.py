@@ -1,8 +1,13 @@
 """Passes batches for a decommissioned partition on to the partition that stores them (decision 18).
 
 The batch names the decommissioned partition in its attributes. Its base offset says that it was passed on, and holds the
-sequence that follows the producer's last one in this log. The partition that stores it overwrites that field. One batch is
-under way at a time, so none overtakes one that is refused. Every batch is answered once.
+sequence that follows the producer's last one in this log. Its leader epoch says how far this broker knows the metadata. The
+partition that stores it overwrites both fields. One batch is under way at a time, so none overtakes one that is refused.
+Every batch is answered once.
+
+A batch may be under way for long, while the shrink is taken back and begun again. The producer may have repeated it
+meanwhile, and it is in the partition itself. So a batch from before is refused: by metadata that is older than the
+present shrink.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from tidemill.broker.partitions.refusals import Refusals
+from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.log.producer_state.producers import AppendedBatch, Producers, later_sequence, next_sequence
 from tidemill.protocol.produce import ProduceResult
@@ -27,6 +33,8 @@ _PRODUCERS_MAX = 1_000
 # The upper half of the base offset of a batch that was passed on. The lower half is the sequence, or that any may be first.
 _PASSED_ON = 0x7064_0018
 _ANY_SEQUENCE = 0xFFFF_FFFF
+# The field has 31 bits. Metadata logs that are longer are not compared.
+_METADATA_END_MAX = 0x7FFF_FFFF
 
 Settle = Callable[[ProduceResult], None]
 
@@ -34,6 +42,8 @@ Settle = Callable[[ProduceResult], None]
 class PassingOnHost(Protocol):
     """The part of the broker that passing batches on uses."""
 
+    @property
+    def image(self) -> MetadataImage | None: ...
     def steady_ms(self) -> int: ...
     def pass_on(
         self,
@@ -136,12 +146,18 @@ class PassingOn:
         marked = header._replace(
             base_offset=_PASSED_ON << 32 | (_ANY_SEQUENCE if first_sequence is None else first_sequence),
             attributes=with_named_partition(header.attributes, self._name.partition),
+            leader_epoch=self._metadata_end(),
         )
         restamp(batch, marked)
         self._waiting.append(_Waiting(header, batch, acks, transactional_id, first_sequence, settle))
         self._waiting_bytes += len(batch)
         if len(self._waiting) == 1:
             self._send()
+
+    def _metadata_end(self) -> int:
+        """How far this broker knows the metadata."""
+        image = self._host.image
+        return 0 if image is None else min(image.end_offset, _METADATA_END_MAX)
 
     def _send(self) -> None:
         """Send the first one that waits and follows none that was refused."""
@@ -246,6 +262,14 @@ def knows_sequence(producers: Producers, header: BatchHeader) -> bool:
     if state.epoch == header.producer_epoch:
         return bool(state.batches)
     return state.epoch > header.producer_epoch
+
+
+def is_outdated(header: BatchHeader, storing_since: int) -> bool:
+    """Whether a batch was passed on by metadata that is older than the time since which it is stored here.
+
+    Brokers of earlier versions do not say it.
+    """
+    return 0 <= header.leader_epoch < min(storing_since, _METADATA_END_MAX)
 
 
 def taken_over(header: BatchHeader) -> tuple[BatchHeader, int | None]:

@@ -155,6 +155,11 @@ def stored_for(producers: Producers, named: int) -> list[Stored]:
 _INDEXES = 1 << 31
 
 
+def end_of(stored: Iterable[Stored]) -> int:
+    """The offset behind the last batch."""
+    return max((batch.last_offset + 1 for each in stored for batch in each.batches), default=0)
+
+
 class Question(NamedTuple):
     """Asks what a partition stores for the partition `named`, by metadata that is not older than `metadata_end`."""
 
