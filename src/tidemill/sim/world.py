@@ -360,9 +360,9 @@ class World(Stage):
 
 @contextlib.contextmanager
 def _clean_ups_watched(accuse: Callable[[str], None]) -> Iterator[None]:
-    """Accuse code that fails while its objects are collected, when nobody can catch its error.
+    """Accuse an error that is raised while an object is collected: no caller can catch it.
 
-    What a dead process leaves undone is no failure.
+    An error of a process that is dead is expected.
     """
     before = sys.unraisablehook
 
