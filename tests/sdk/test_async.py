@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import confluent_kafka
 import pytest
 
-from tidemill import AsyncClient, Delivery, HotKeys, NewRecord
+from tidemill import AsyncClient, Delivery, HotKeys, LargePayloads, NewRecord, to_json
+from tidemill.claims.errors import ClaimStoreDown
 from tidemill.sdk.consuming.guarantees import GuaranteeName
 from tidemill.sdk.errors import Closed, DeliveryFailed, InvalidSetting, QueueFull, TopicExists, Unreachable
 from tidemill.sdk.publishing import async_publisher as async_publishing
@@ -167,6 +169,55 @@ async def test_a_result_that_cannot_be_delivered_is_raised_by_the_loop(
         assert [record.offset for record in await anext(batches)] == [0, 1]
         with pytest.raises(Closed, match="its batch is over"):
             batch.publish(output, "late")
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+async def test_a_result_that_fails_while_it_waits_keeps_its_batch_from_being_committed(
+    shared: InProcessBroker, topic: str, guarantee: GuaranteeName, tmp_path: Path
+) -> None:
+    output = shared.create_topic(f"{topic}-out")
+    fill(shared, topic, 2)
+    store = LargePayloads(str(tmp_path / "missing"), threshold_bytes=1_000)
+    async with (
+        AsyncClient(shared.bootstrap, fetch_wait_max_ms=50, large_payloads=store) as client,
+        client.consume(topic, group=topic, guarantee=guarantee, max_batch=2, linger_s=10) as batches,
+    ):
+        batch = await anext(batches)
+        batch.publish(output, "small")
+        batch.publish(output, b"x" * 2_000)
+        with pytest.raises(ClaimStoreDown):
+            await anext(batches)
+        assert shared.committed(topic) == {}
+        assert [record.offset for record in await anext(batches)] == [0, 1]
+        await batches.rewind()
+
+
+async def test_at_most_once_a_lost_result_is_raised_by_flush(
+    shared: InProcessBroker, client: AsyncClient, topic: str
+) -> None:
+    output = shared.create_topic(f"{topic}-out", **{"max.message.bytes": 1_000})
+    fill(shared, topic, 2)
+    async with client.consume(
+        topic, group=topic, guarantee="at-most-once", max_batch=1, idle_timeout_s=0.2
+    ) as batches:
+        batch = await anext(batches)
+        batch.publish(output, b"x" * 2_000)
+        assert [record.offset for record in await anext(batches)] == [1]
+    with pytest.raises(DeliveryFailed):
+        await client.flush()
+
+
+async def test_a_record_that_cannot_be_encoded_stops_no_other(shared: InProcessBroker, name: str) -> None:
+    async with AsyncClient(shared.bootstrap, hot_keys=HotKeys(), serializer=to_json) as client:
+        await client.create_topic(name)
+        # Hot keys have to learn the number of partitions first, so these records wait.
+        with pytest.raises(TypeError, match="set"):
+            client.publish(name, {1}, key="k")
+        unsendable = client.publish(name, 1, key="k", timestamp_ms=1 << 70)
+        delivery = await asyncio.wait_for(client.publish(name, 2, key="k"), LIMIT_S)
+        assert delivery.offset == 0
+        with pytest.raises(InvalidSetting):
+            await unsendable
 
 
 async def test_cancelled_read_loses_no_record(

@@ -161,6 +161,41 @@ def test_commit_by_hand(shared: InProcessBroker, client: Client, topic: str) -> 
     batches.close()
 
 
+def test_committing_a_part_of_a_batch_waits_for_its_results(
+    shared: InProcessBroker, client: Client, topic: str
+) -> None:
+    output = shared.create_topic(f"{topic}-out", **{"max.message.bytes": 1_000})
+    fill(shared, topic, 3)
+    with client.consume(topic, group=topic, max_batch=3, linger_s=10) as batches:
+        batch = next(batches)
+        batch.publish(output, b"x" * 2_000)
+        with pytest.raises(DeliveryFailed):
+            batches.commit(batch[1])
+        assert committed(shared, topic, topic) is None
+        batches.rewind()
+
+
+def test_exactly_once_a_part_of_a_batch_cannot_be_committed(
+    shared: InProcessBroker, client: Client, topic: str
+) -> None:
+    fill(shared, topic, 3)
+    with client.consume(topic, group=topic, guarantee="exactly-once", max_batch=3, linger_s=10) as batches:
+        batch = next(batches)
+        with pytest.raises(InvalidSetting, match="counts as a whole"):
+            batches.commit(batch[1])
+        assert committed(shared, topic, topic) is None
+
+
+def test_at_most_once_a_commit_of_a_part_takes_nothing_back(
+    shared: InProcessBroker, client: Client, topic: str
+) -> None:
+    fill(shared, topic, 3)
+    with client.consume(topic, group=topic, guarantee="at-most-once", max_batch=3, linger_s=10) as batches:
+        batch = next(batches)
+        batches.commit(batch[0])
+        assert committed(shared, topic, topic) == 3
+
+
 @pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
 def test_rewind_hands_the_batch_out_again(
     shared: InProcessBroker, client: Client, topic: str, guarantee: GuaranteeName

@@ -9,7 +9,7 @@ import confluent_kafka
 import pytest
 
 from tidemill import Client, HotKeys, NewRecord
-from tidemill.sdk.errors import InvalidSetting
+from tidemill.sdk.errors import DeliveryFailed, InvalidSetting
 from tidemill.sdk.publishing.hot_keys import HotKeySpreader
 from tidemill.testing import InProcessBroker
 
@@ -95,6 +95,21 @@ def test_a_topic_that_publishing_creates_is_waited_for(shared: InProcessBroker, 
     with Client(shared.bootstrap, hot_keys=HotKeys(share=0.5)) as client:
         delivery = client.publish(name, "x", key="hot").result(30)
     assert (delivery.topic, delivery.offset) == (name, 0)
+
+
+def test_a_failed_record_leaves_others_of_its_topic_publishable(shared: InProcessBroker, name: str) -> None:
+    with Client(shared.bootstrap, hot_keys=HotKeys()) as client:
+        client.create_topic(name, configs={"max.message.bytes": 1_000})
+        publisher = client._core.publisher()
+        small, large = NewRecord("small", "k"), NewRecord(b"x" * 2_000, "k")
+        publisher.learn(name)
+        assert not publisher.needs_partition_count(name, small)
+        with pytest.raises(DeliveryFailed):
+            publisher.publish(name, large).result()
+        # The failure has made it forget the number of partitions, after it was asked whether that is known.
+        publication = publisher.try_publish(name, small)
+        assert publication is not None
+        assert publication.result().offset == 0
 
 
 def test_hot_keys_are_off_by_default(client: Client, shared: InProcessBroker, name: str) -> None:

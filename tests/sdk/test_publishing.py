@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import confluent_kafka
 import pytest
 
@@ -61,6 +63,23 @@ def test_values_are_bytes_text_or_what_a_serializer_makes_of_them(
     assert values == [b"\x00", "ä".encode(), b"b", None, b'{"id":7}', b'"text"', None]
     with pytest.raises(InvalidSetting, match=r"a dict is neither bytes nor str; give a serializer"):
         client.publish(topic, {"id": 7})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"key": "\udcff"},
+        {"headers": {"\udcff": "1"}},
+        {"headers": {"trace": "\udcff"}},
+        {"timestamp_ms": 1 << 70},
+        {"partition": 1 << 40},
+    ],
+)
+def test_records_that_cannot_be_encoded_are_refused(
+    client: Client, topic: str, given: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidSetting, match=f"publish to {topic}"):
+        client.publish(topic, "value", **given)
 
 
 def test_topics_are_created_and_deleted(shared: InProcessBroker, client: Client, name: str) -> None:

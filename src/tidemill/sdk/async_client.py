@@ -73,12 +73,17 @@ class AsyncBatches(AsyncIterator[AsyncBatch]):
     """
 
     def __init__(
-        self, reader: Reader, forget: Callable[[AsyncBatches], None], timeout_s: float, idle_s: float | None
+        self,
+        reader: Reader,
+        publishing: AsyncPublishing,
+        forget: Callable[[AsyncBatches], None],
+        idle_s: float | None,
     ) -> None:
+        """`publishing` is for the results of batches."""
         self._reader = reader
+        self._publishing = publishing
         self._forget = forget
         self._idle_timeout_s = idle_s
-        self._publishing = AsyncPublishing(reader.guarantee.publisher, timeout_s, reader.guarantee.taken)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidemill-sdk-reader")
         # A step whose task was cancelled, and what such a step has read.
         self._abandoned: asyncio.Future[Chunk | None] | None = None
@@ -107,8 +112,6 @@ class AsyncBatches(AsyncIterator[AsyncBatch]):
         step, self._abandoned = self._abandoned, None
         if step is None:
             await self._publishing.drained()
-            # The step itself reports what fails from here on.
-            self._publishing.forgive_unseen()
             step = asyncio.get_running_loop().run_in_executor(self._thread, self._reader.step)
         try:
             return await asyncio.shield(step)
@@ -134,7 +137,6 @@ class AsyncBatches(AsyncIterator[AsyncBatch]):
         await self._publishing.drained()
         if self._unclaimed is None:
             await self._run(self._reader.rewind)
-            self._publishing.forgive_unseen()
 
     async def _control(self, call: Callable[[Positions], T], *, is_move: bool = False) -> T:
         await self._settle()
@@ -190,7 +192,6 @@ class AsyncBatches(AsyncIterator[AsyncBatch]):
             await self._settle()
             await self._publishing.drained()
         finally:
-            self._publishing.forgive_unseen()
             try:
                 await self._run(self._reader.close, is_done and self._unclaimed is None)
             finally:
@@ -349,7 +350,10 @@ class AsyncClient:
             retry_topic=retry_topic,
             config=config,
         )
-        batches = AsyncBatches(reader, self._forget, self._core.settings.timeout_s, idle_timeout_s)
+        publishing, results = self._publishing, reader.guarantee
+        if results.awaits_results:
+            publishing = AsyncPublishing(results.publisher, self._core.settings.timeout_s, results)
+        batches = AsyncBatches(reader, publishing, self._forget, idle_timeout_s)
         self._open.append(batches)
         return batches
 

@@ -142,6 +142,12 @@ def encoded(topic: str, value: Any, serializer: Serializer | None) -> bytes | No
 
 
 def header_pairs(headers: Headers | None) -> list[tuple[str, Text | None]] | None:
+    """Raises ValueError for text that is not Unicode: given such a name, librdkafka's binding ends the process."""
     if not headers:
         return None
-    return list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    for name, content in pairs:
+        for text in (name, content):
+            if isinstance(text, str) and not text.isascii():
+                text.encode()
+    return pairs

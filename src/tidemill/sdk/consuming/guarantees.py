@@ -10,7 +10,7 @@ At least once with retries, a batch in which records failed is committed in a tr
 neither is lost or doubled. That transaction is open only while the batch is finished, not while it is worked on.
 
 A guarantee decides about one batch at a time. It never reads: `Verdict.AGAIN` asks the reader to go back to where the
-batch began.
+batch began. A result that the producer did not even take fails the batch as one does that was not delivered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, KafkaError
 
 from tidemill.sdk.consuming.commits import Commits, Outcome
 from tidemill.sdk.consuming.retries import Retrying
-from tidemill.sdk.errors import ClientError, InvalidSetting, TransactionFailed, Unreachable
+from tidemill.sdk.errors import ClientError, DeliveryFailed, InvalidSetting, TransactionFailed, Unreachable
 from tidemill.sdk.kafka_errors import LOST_MEMBERSHIP, REBALANCING, one_line
 from tidemill.sdk.publishing.publisher import Publication, Publisher
 from tidemill.sdk.publishing.transactions import Transactions
@@ -47,11 +47,16 @@ class Verdict(Enum):
 class Guarantee:
     """The base of the three guarantees: at most once without its commit."""
 
+    # Whether a batch is done only when what it published is delivered.
+    awaits_results = True
+
     def __init__(self, publisher: Callable[[], Publisher]) -> None:
         # Where batches publish to.
         self.publisher = publisher
         self._offsets: Offsets = {}
         self._publications: list[Publication] = []
+        # Why a result was not taken by the producer.
+        self._refusal: Exception | None = None
 
     def open(self) -> None:
         """Before the first record is read."""
@@ -60,26 +65,39 @@ class Guarantee:
         """Before a batch is handed out. `offsets` are those after its last records."""
         self._offsets = offsets
         self._publications = []
+        self._refusal = None
         return Verdict.GO_ON
 
     def taken(self, publication: Publication) -> None:
         """The batch publishes."""
         self._publications.append(publication)
 
+    def refused(self, error: Exception) -> None:
+        """A result was not taken by the producer, after `publish` had returned."""
+        self._refusal = self._refusal or error
+
     def finish(self) -> Verdict:
         """The batch is done."""
         return Verdict.GO_ON
+
+    def commit_part(self, offsets: Offsets) -> None:
+        """The batch is done up to these offsets."""
+
+    def _raise_refusal(self) -> None:
+        error = self._refusal
+        if error is None:
+            return
+        if isinstance(error, ClientError) and not isinstance(error, Unreachable):
+            raise error
+        # To finish the batch again is of no use: the record is not under way.
+        code, is_retriable = getattr(error, "code", None), isinstance(error, Unreachable)
+        raise DeliveryFailed(one_line(str(error)), code=code, is_retriable=is_retriable) from error
 
     def fail(self, record: Record, message: str) -> None:  # noqa: ARG002
         """A record of the batch could not be worked on."""
         raise InvalidSetting(
             "attempt: give consume(retries=..., dead_letters=...), which say what becomes of a failure"
         )
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether a record of the batch in hand failed."""
-        return False
 
     def give_up(self) -> None:
         """The batch is not done."""
@@ -103,7 +121,12 @@ class AtLeastOnce(Guarantee):
         self._commits.commit(self._offsets)
         return Verdict.GO_ON
 
+    def commit_part(self, offsets: Offsets) -> None:
+        self._await_results()
+        self._commits.commit(offsets)
+
     def _await_results(self) -> None:
+        self._raise_refusal()
         # Before offsets: otherwise a crash between the two would lose them.
         deadline_s = time.monotonic() + self._timeout_s + 1.0
         for publication in self._publications:
@@ -115,6 +138,9 @@ class AtLeastOnce(Guarantee):
 
 
 class AtMostOnce(Guarantee):
+    # Its offsets are committed before it publishes, and stay so.
+    awaits_results = False
+
     def __init__(self, publisher: Callable[[], Publisher], commits: Commits) -> None:
         super().__init__(publisher)
         self._commits = commits
@@ -233,9 +259,12 @@ class AtLeastOnceWithRetries(AtLeastOnce):
         )
         self._failed[place, record.offset] = (topic, instead)
 
-    @property
-    def has_failures(self) -> bool:
-        return bool(self._failed)
+    def commit_part(self, offsets: Offsets) -> None:
+        if self._failed:
+            raise InvalidSetting(
+                "commit: records of this batch failed; commit() the whole batch, so that their retries count with it"
+            )
+        super().commit_part(offsets)
 
     def finish(self) -> Verdict:
         if not self._failed:
@@ -291,7 +320,16 @@ class ExactlyOnce(Guarantee):
         return super().begin(offsets)
 
     def finish(self) -> Verdict:
+        if self._refusal is not None:
+            self._transactional.abort()
+            self._raise_refusal()
         return self._transactional.commit(self._offsets, self._publications)
+
+    def commit_part(self, offsets: Offsets) -> None:  # noqa: ARG002
+        raise InvalidSetting(
+            "commit: exactly once a batch counts as a whole, with all that it published; commit() it, or read "
+            "smaller ones with max_batch"
+        )
 
     def give_up(self) -> None:
         self._transactional.abort()

@@ -202,12 +202,8 @@ class Reader:
                     "its records are handed out again",
                     is_retriable=True,
                 )
-        elif self._guarantee.has_failures:
-            raise InvalidSetting(
-                "commit: records of this batch failed; commit() the whole batch, so that their retries count with it"
-            )
         else:
-            self._commits.commit({record.topic_partition: record.offset + 1})
+            self._guarantee.commit_part({record.topic_partition: record.offset + 1})
 
     def rewind(self) -> None:
         """The batch in hand is not done: its records are handed out again."""

@@ -11,19 +11,28 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from tidemill.sdk.errors import ClientError, QueueFull
+from tidemill.sdk.errors import QueueFull
 from tidemill.sdk.publishing.publisher import Publication, Publisher
 from tidemill.sdk.records import Delivery, NewRecord, Serializer
 
 BACKLOG_MAX = 100_000
 
 
+class Results(Protocol):
+    """Answers for records: learns of each that the producer took, or in the end did not take."""
+
+    def taken(self, publication: Publication) -> None: ...
+    def refused(self, error: Exception) -> None: ...
+
+
 class AsyncPublication:
     """A record on its way: `await` it for its `Delivery`. Cancelling the wait does not take the record back."""
 
-    def __init__(self, topic: str, future: asyncio.Future[Delivery], unseen: set[AsyncPublication]) -> None:
+    def __init__(
+        self, topic: str, future: asyncio.Future[Delivery], unseen: set[AsyncPublication] | None
+    ) -> None:
         self.topic = topic
         self._future = future
         self._unseen = unseen
@@ -32,7 +41,8 @@ class AsyncPublication:
         try:
             return (yield from asyncio.shield(self._future).__await__())
         finally:
-            self._unseen.discard(self)
+            if self._unseen is not None:
+                self._unseen.discard(self)
 
     def done(self) -> bool:
         return self._future.done()
@@ -45,29 +55,26 @@ class AsyncPublication:
         self._future.set_exception(error)
         # Read once, so that asyncio does not complain; `flush` raises it if the caller does not await it.
         self._future.exception()
-        self._unseen.add(self)
+        if self._unseen is not None:
+            self._unseen.add(self)
 
 
 class _Waiting(NamedTuple):
     record: NewRecord
-    serializer: Serializer | None
     publication: AsyncPublication
 
 
 class AsyncPublishing:
     def __init__(
-        self,
-        publisher: Callable[[], Publisher],
-        timeout_s: float,
-        taken: Callable[[Publication], None] = lambda _: None,
+        self, publisher: Callable[[], Publisher], timeout_s: float, results: Results | None = None
     ) -> None:
         self._publisher = publisher
         self._timeout_s = timeout_s
-        self._taken = taken
+        self._results = results
         self._backlog: deque[_Waiting] = deque()
         self._drain: asyncio.Task[None] | None = None
-        # Failed, and not awaited.
-        self._unseen: set[AsyncPublication] = set()
+        # Failed, and not awaited. None when `results` answers for them.
+        self._unseen: set[AsyncPublication] | None = set() if results is None else None
 
     def publish(self, topic: str, record: NewRecord, serializer: Serializer | None) -> AsyncPublication:
         loop = asyncio.get_running_loop()
@@ -80,13 +87,15 @@ class AsyncPublishing:
             if taken is not None:
                 self._follow(taken, publication, loop)
                 return publication
+        # An error of the serializer is the caller's, whether the record has to wait or not.
+        record = publisher.as_bytes(topic, record, serializer)
         if len(self._backlog) >= BACKLOG_MAX:
             raise QueueFull(
                 f"publish to {topic}: {len(self._backlog)} records wait for room already; await some of them first",
                 code="_QUEUE_FULL",
                 is_retriable=True,
             )
-        self._backlog.append(_Waiting(record, serializer, publication))
+        self._backlog.append(_Waiting(record, publication))
         if self._drain is None or self._drain.done():
             self._drain = loop.create_task(self._work_off(publisher, loop))
         return publication
@@ -100,26 +109,30 @@ class AsyncPublishing:
                 loop.call_soon_threadsafe(publication.end, None if error else done.result(), error)
 
         taken.reported_elsewhere()
-        self._taken(taken)
+        if self._results is not None:
+            self._results.taken(taken)
         taken.add_done_callback(ended)  # type: ignore[arg-type]
 
     async def _work_off(self, publisher: Publisher, loop: asyncio.AbstractEventLoop) -> None:
         deadline_s = time.monotonic() + self._timeout_s
         while self._backlog:
-            record, serializer, publication = self._backlog[0]
+            record, publication = self._backlog[0]
             topic = publication.topic
             try:
                 if publisher.needs_deposit(record):
                     record = await asyncio.to_thread(publisher.deposit, topic, record)
-                    self._backlog[0] = _Waiting(record, serializer, publication)
+                    self._backlog[0] = _Waiting(record, publication)
                 if publisher.needs_partition_count(topic, record):
                     await asyncio.to_thread(publisher.learn, topic)
-                taken = publisher.try_publish(topic, record, serializer)
+                taken = publisher.try_publish(topic, record)
                 if taken is None:
                     await asyncio.to_thread(publisher.await_room, topic, deadline_s)
                     continue
-            except ClientError as error:
+            except Exception as error:
+                # Of whatever kind: those behind it must not wait for ever.
                 publication.end(None, error)
+                if self._results is not None:
+                    self._results.refused(error)
             else:
                 self._follow(taken, publication, loop)
             self._backlog.popleft()
@@ -131,13 +144,9 @@ class AsyncPublishing:
             await asyncio.shield(self._drain)
 
     def raise_unseen(self) -> None:
-        failed = list(self._unseen)
+        if not self._unseen:
+            return
+        error = next(iter(self._unseen))._future.exception()
         self._unseen.clear()
-        if failed:
-            error = failed[0]._future.exception()
-            assert error is not None
-            raise error
-
-    def forgive_unseen(self) -> None:
-        """Forgets failures that are reported in another way."""
-        self._unseen.clear()
+        assert error is not None
+        raise error

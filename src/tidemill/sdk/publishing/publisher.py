@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from tidemill.claims.streams import is_stream
 from tidemill.sdk.claims import Deposits, LargePayloads
 from tidemill.sdk.errors import (
     ClientError,
@@ -29,7 +31,7 @@ from tidemill.sdk.errors import (
 )
 from tidemill.sdk.kafka_errors import cause, translated
 from tidemill.sdk.publishing.hot_keys import HotKeys, HotKeySpreader
-from tidemill.sdk.records import Delivery, NewRecord, Serializer, encoded, header_pairs
+from tidemill.sdk.records import Delivery, Encoded, NewRecord, Serializer, Text, encoded, header_pairs
 from tidemill.sdk.settings import Settings
 from tidemill.sdk.waiting import Health, topic_metadata
 from tidemill.types import NO_OFFSET
@@ -142,9 +144,9 @@ class Publisher:
         if self._is_closed.is_set():
             raise Closed(f"publish to {topic}: the client is closed")
         value = encoded(topic, record.value, serializer or self._serializer)
-        key = record.key.encode() if isinstance(record.key, str) else record.key
         publication = Publication(topic, self._unseen)
         try:
+            key = _bytes_of(record.key)
             self.producer.produce(
                 topic,
                 value=value,
@@ -158,7 +160,7 @@ class Publisher:
             return None
         except KafkaException as failure:
             raise self._failed(topic, cause(failure)) from None
-        except TypeError as failure:
+        except (TypeError, ValueError, OverflowError) as failure:
             raise InvalidSetting(f"publish to {topic}: {failure}") from None
         return publication
 
@@ -167,8 +169,12 @@ class Publisher:
             return partition
         if self._spreader is None or key is None:
             return -1
+        count = self._partition_counts.get(topic)
+        if count is None:
+            # A record of the topic has failed since the count was asked for. This one goes where its key belongs.
+            return -1
         with self._spreader_lock:
-            chosen = self._spreader.partition(topic, key, self._partition_counts[topic])
+            chosen = self._spreader.partition(topic, key, count)
         return -1 if chosen is None else chosen
 
     def _delivered(self, publication: Publication, error: KafkaError | None, message: Message) -> None:
@@ -193,12 +199,23 @@ class Publisher:
         advice = ""
         failed = translated(error, doing, DeliveryFailed)
         if error.code() == KafkaError.TOPIC_EXCEPTION:
-            advice = "views and internal topics take no records: publish to the source of the view"
+            advice = (
+                "views and internal topics take no records: publish to the source of the view; or no topic can have "
+                "that name"
+            )
         elif isinstance(failed, UnknownTopic):
             advice = "create it with create_topic, or give a partition that it has"
         elif error.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
             advice = "raise message_max_bytes here and max.message.bytes of the topic, or send less"
         return translated(error, doing, DeliveryFailed, advice) if advice else failed
+
+    def as_bytes(self, topic: str, record: NewRecord, serializer: Serializer | None) -> NewRecord:
+        """The record with its value as bytes. A stream stays as it is: the store reads it."""
+        value = record.value
+        if not is_stream(value):
+            data = encoded(topic, value, serializer or self._serializer)
+            value = None if data is None else Encoded(data)
+        return replace(record, value=value)
 
     # -- large payloads --------------------------------------------------------------------------------------
 
@@ -298,3 +315,7 @@ class Publisher:
         self._poller.join()
         self.producer.purge()
         self._flush_a_while(_POLL_S)
+
+
+def _bytes_of(text: Text | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
