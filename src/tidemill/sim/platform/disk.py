@@ -25,6 +25,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from random import Random
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -355,8 +356,9 @@ class SimulatedDisk:
         return node
 
 
-def _names(path: str) -> list[str]:
-    return [name for name in path.split("/") if name]
+@lru_cache(maxsize=10_000)
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(name for name in path.split("/") if name)
 
 
 def _missing(path: str) -> FileNotFoundError:
