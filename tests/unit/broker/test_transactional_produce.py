@@ -21,6 +21,11 @@ from tests.unit.broker.transaction_world import (
 from tests.wire.batches import TRANSACTIONAL, Header, encode
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import PartitionProduceData, ProduceRequest, TopicProduceData
+from tidemill.protocol.api.transactions import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
 from tidemill.protocol.record_walk import RECORDS_A_STEP
 from tidemill.types import TopicPartition
 
@@ -63,6 +68,22 @@ def test_marker_without_a_producer_is_not_written(world: World) -> None:
     refused = mark(world, is_commit=True, producer_id=-1, epoch=-1)
     assert refused is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert log_end(world) == 0
+
+
+def test_marker_that_names_a_partition_often_is_written_once(world: World) -> None:
+    named = WritableTxnMarkerTopic(name=TOPIC, partition_indexes=[0] * 1_000)
+    marker = WritableTxnMarker(
+        producer_id=PRODUCER,
+        producer_epoch=0,
+        transaction_result=False,
+        coordinator_epoch=0,
+        topics=[named, named],
+    )
+    answer = world.ask(1, WriteTxnMarkersRequest(markers=[marker]))
+    world.until(lambda: answer.is_there, "an answer to a marker")
+    (result,) = answer.response.markers
+    assert [each.error_code for topic in result.topics for each in topic.partitions] == [ErrorCode.NONE]
+    assert log_end(world) == 1
 
 
 class TestRepeatedMarkers:

@@ -8,12 +8,13 @@ A coordinator repeats a request that was not answered in time, and the first one
 is complete, and the producer has begun the next one. That must not end with an old marker (failure 7). A coordinator
 therefore numbers its ends and names the leader epoch. A leader writes each number once, and refuses markers for an
 earlier leader epoch, since it does not know what the leader of that epoch has written.
+
+A long request is written in slices, between which the loop has turns for other connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from itertools import repeat
 
 from tidemill.broker.clock import Clock
@@ -26,7 +27,6 @@ from tidemill.protocol.api.transactions import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
-    WritableTxnMarkerTopic,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
@@ -41,7 +41,11 @@ _NOT_READY = (
     ErrorCode.NOT_COORDINATOR,
 )
 
-_Written = asyncio.Future[ErrorCode]
+# How many markers are written in one turn of the loop.
+_WRITTEN_AT_ONCE = 16
+
+# A marker that is refused at once has its error here.
+_Written = ErrorCode | asyncio.Future[ErrorCode]
 
 
 class MarkerWriter:
@@ -51,15 +55,23 @@ class MarkerWriter:
         self._clock = clock
 
     async def write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-        """Writes every marker now. The response comes when they are committed, or refused, or late."""
+        """Writes all markers. The response comes when they are committed, or refused, or late."""
         written: dict[int, dict[TopicPartition, _Written]] = {}
+        writes = 0
         for marker in request.markers:
             end = _end_of(marker)
-            for topic in marker.topics:
-                for index, leader_epoch in _addressed(topic):
-                    tp = TopicPartition(topic.name, index)
-                    written.setdefault(marker.producer_id, {})[tp] = self._write(tp, end, leader_epoch)
-        waiting = [future for futures in written.values() for future in futures.values()]
+            futures = written.setdefault(marker.producer_id, {})
+            for tp, leader_epoch in _addressed(marker).items():
+                futures[tp] = self._write(tp, end, leader_epoch)
+                writes += 1
+                if writes % _WRITTEN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        waiting = [
+            future
+            for futures in written.values()
+            for future in futures.values()
+            if isinstance(future, asyncio.Future)
+        ]
         if waiting:
             await asyncio.wait(waiting, timeout=_COMMIT_S_MAX)
         return WriteTxnMarkersResponse(
@@ -70,19 +82,16 @@ class MarkerWriter:
         )
 
     def _write(self, tp: TopicPartition, end: TransactionEnd, leader_epoch: int | None) -> _Written:
-        written: _Written = asyncio.get_running_loop().create_future()
         if end.producer_id < 0:
-            written.set_result(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-            return written
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         partition, _ = self._replicas.find((tp.topic, tp.partition))
         if partition is None or partition.log is None:
-            written.set_result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            return written
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if leader_epoch is not None and leader_epoch != partition.leadership.leader_epoch:
-            written.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            return written
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if tp.topic == OFFSETS_TOPIC:
             return asyncio.ensure_future(self._end_in_groups(tp.partition, end))
+        written: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
 
         def settled(code: ErrorCode) -> None:
             if not written.done():
@@ -92,7 +101,7 @@ class MarkerWriter:
             end_offset = partition.appender.append_marker(end, self._clock.wall_ms())
             partition.leadership.when_committed(end_offset, settled)
         except ApiError as error:
-            settled(error.code)
+            return error.code
         return written
 
     async def _end_in_groups(self, index: int, end: TransactionEnd) -> ErrorCode:
@@ -103,11 +112,17 @@ class MarkerWriter:
         return ErrorCode.NONE
 
 
-def _addressed(topic: WritableTxnMarkerTopic) -> Iterable[tuple[int, int | None]]:
-    """The partitions with the leader epoch that each marker is addressed to; None where the sender names none."""
-    if len(topic.leader_epochs) == len(topic.partition_indexes):
-        return zip(topic.partition_indexes, topic.leader_epochs, strict=True)
-    return zip(topic.partition_indexes, repeat(None))
+def _addressed(marker: WritableTxnMarker) -> dict[TopicPartition, int | None]:
+    """The partitions of a marker, each once however often it is named.
+
+    With each is the leader epoch that the marker is addressed to; None where the sender names none.
+    """
+    addressed: dict[TopicPartition, int | None] = {}
+    for topic in marker.topics:
+        indexes, epochs = topic.partition_indexes, topic.leader_epochs
+        named = zip(indexes, epochs if len(epochs) == len(indexes) else repeat(None), strict=False)
+        addressed.update((TopicPartition(topic.name, index), epoch) for index, epoch in named)
+    return addressed
 
 
 def _end_of(marker: WritableTxnMarker) -> TransactionEnd:
@@ -124,7 +139,10 @@ def _end_of(marker: WritableTxnMarker) -> TransactionEnd:
 def _results(futures: dict[TopicPartition, _Written]) -> list[WritableTxnMarkerTopicResult]:
     topics: dict[str, WritableTxnMarkerTopicResult] = {}
     for tp, written in futures.items():
-        code = written.result() if written.done() else ErrorCode.REQUEST_TIMED_OUT
+        if isinstance(written, asyncio.Future):
+            code = written.result() if written.done() else ErrorCode.REQUEST_TIMED_OUT
+        else:
+            code = written
         topics.setdefault(tp.topic, WritableTxnMarkerTopicResult(name=tp.topic)).partitions.append(
             WritableTxnMarkerPartitionResult(partition_index=tp.partition, error_code=code)
         )
