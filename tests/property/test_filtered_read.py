@@ -465,3 +465,24 @@ def test_a_log_that_changes_between_two_steps_is_read_again() -> None:
         pass
     run_steps(read.advance(log.log_end_offset, ALL))
     assert [record.value for record in shown(joined(read.result()))][1:] == [b"new"] * 3
+
+
+def test_failure_21_a_log_that_is_released_between_two_steps_leaves_the_files_of_its_successor_alone() -> (
+    None
+):
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for _ in range(30):
+        append(log, build_batch([Record(0, T0, b"y", b"old" * 30)]))
+    read = reading(log, 0)
+    steps = read.advance(log.log_end_offset, ALL)
+    next(steps)
+    next(steps)
+    log.release()
+    disk.rename("/d", "/d-deleted")
+    new_log(disk)
+    before = disk.contents()
+    for _ in steps:
+        pass
+    run_steps(read.advance(log.log_end_offset, ALL))
+    assert disk.contents() == before

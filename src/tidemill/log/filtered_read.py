@@ -161,6 +161,8 @@ class FilteredRead:
             self._start_over()
         scanned_bytes = 0
         while not self.is_full and self.next_offset < end_offset and scanned_bytes < scan_bytes_max:
+            if self.log.is_released:
+                break
             before = self.next_offset
             left = scan_bytes_max - scanned_bytes
             if self._known_run is not None:

@@ -80,6 +80,8 @@ class Log:
         self._sync_end_max = 0
         # How often segments were removed, truncated, replaced or released. A change invalidates plans made before.
         self.removals = 0
+        # Nothing more is found in it.
+        self.is_released = False
         # Called before segments are removed or truncated.
         self.before_removal: Callable[[], None] | None = None
         self._segments: list[Segment] = []
@@ -404,9 +406,10 @@ class Log:
 
     def release(self) -> None:
         """Close the files without completing them: the next start recovers the log."""
+        self.is_released = True
         self.removals += 1
         for segment in self._segments:
-            segment.close()
+            segment.release()
 
     def end_after_truncation(self, end_offset: int) -> int:
         """The log end offset after `truncate_to(end_offset)`, which cuts between batches."""

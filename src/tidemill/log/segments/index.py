@@ -105,9 +105,18 @@ class _SparseIndex(ABC, Generic[Entry]):
             self._files.truncate(self.path, 0)
 
     def close(self) -> None:
+        """Release the map. It is mapped again when it is needed."""
         if self._map is not None:
             self._map.close()
             self._map = None
+
+    def release(self) -> None:
+        """Let go of the file for good: from now on there may be another one at its path, or none.
+
+        An index without entries leaves the search to the log file, which its readers keep open.
+        """
+        self.close()
+        self.count = 0
 
 
 class OffsetIndex(_SparseIndex[OffsetEntry]):

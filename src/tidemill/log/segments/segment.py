@@ -298,6 +298,11 @@ class Segment:
         self.offset_index.close()
         self._time_index.close()
 
+    def release(self) -> None:
+        """Let go of the files for good. Who reads the segment at the moment reads on without its indexes."""
+        self.offset_index.release()
+        self._time_index.release()
+
     def truncate_to_position(self, position: int) -> None:
         """Truncate and sync: the removed batches must never reappear after later appends."""
         self._file.truncate(position)
@@ -350,7 +355,7 @@ class Segment:
 
     def mark_deleted(self) -> list[str]:
         """Rename the files to `*.deleted`, so that a restart finishes the deletion. Returns the paths to remove."""
-        self.close()
+        self.release()
         renamed = []
         for path in self.paths:
             if self._files.exists(path):

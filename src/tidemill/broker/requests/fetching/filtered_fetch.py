@@ -10,6 +10,7 @@ on between two steps.
 
 from __future__ import annotations
 
+import logging
 from asyncio import TimerHandle
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +24,8 @@ from tidemill.log.files import FileSlice
 from tidemill.log.filtered_read import Filtered
 from tidemill.protocol.api.data import FetchRequest
 from tidemill.protocol.steps import Steps
+
+logger = logging.getLogger(__name__)
 
 # What one fetch looks through before the next one's turn.
 _PIECE_BYTES = 1 << 20
@@ -64,7 +67,10 @@ class FilteredFetch:
             return
         if error is not None:
             self._finish()
-            raise error
+            connection = self._call.connection
+            logger.error("Fetch of %s failed; its connection is closed", connection.peer, exc_info=error)
+            connection.close(f"Fetch failed: {error!r}")
+            return
         assert result is not None
         scanned_bytes, has_more = result
         self._scanned_bytes += scanned_bytes
