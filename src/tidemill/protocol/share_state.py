@@ -19,6 +19,8 @@ NO_DELIVERY_COMPLETE_COUNT = -1
 NO_CREATION_OFFSET = -1
 # The delivery state of a record that is given up and whose dead letter is not known to be written (KIP-1191).
 ARCHIVING = 3
+# Available, acknowledged, archiving and archived. What is acquired (1) is never durable.
+DURABLE_STATES = frozenset({0, 2, ARCHIVING, 4})
 # As Java reads a number. A negative one is a matter of the coordinator.
 _PARTITION = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
@@ -52,7 +54,7 @@ class StateBatch(NamedTuple):
 
     first_offset: int
     last_offset: int
-    # 0 available, 2 acknowledged, 3 archiving, 4 archived. What is acquired (1) is never durable.
+    # One of DURABLE_STATES.
     delivery_state: int
     delivery_count: int
 

@@ -309,6 +309,18 @@ def test_unknown_topics_and_partitions(world: World) -> None:
     assert member.acknowledge((0, 0, [ACCEPT]), index=9) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_state_with_an_unknown_delivery_state_is_an_error_of_the_partition(
+    world: World, states: StoredStates
+) -> None:
+    write(world, 1, b"a")
+    state = states.of()
+    state.start_offset, state.offsets[0] = 0, (1, 126)
+    member = Member(world)
+    fetched = member.fetch(max_wait_ms=WAIT_MS)
+    assert fetched.partitions[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert fetched.offsets() == []
+
+
 def test_acknowledgement_for_a_recreated_topic_is_refused(world: World) -> None:
     write(world, 1, b"a")
     member = Member(world)

@@ -99,6 +99,22 @@ def test_read_fences_older_leaders(world: World) -> None:
     assert write(world, epoch=4) is ErrorCode.FENCED_LEADER_EPOCH
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        StateBatch(0, 4, 1, 1),
+        StateBatch(0, 4, 126, 1),
+        StateBatch(0, 4, -1, 1),
+        StateBatch(0, 4, ACKNOWLEDGED, -1),
+        StateBatch(4, 3, ACKNOWLEDGED, 1),
+        StateBatch(-1, 3, ACKNOWLEDGED, 1),
+    ],
+)
+def test_batch_that_no_leader_could_read_back_is_not_stored(world: World, batch: StateBatch) -> None:
+    assert write(world, StateBatch(5, 6, ACKNOWLEDGED, 1), batch) is ErrorCode.INVALID_REQUEST
+    assert read(world).batches == ()
+
+
 def test_fence_of_older_leaders_outlives_an_initialisation_the_pruned_log_and_the_coordinator() -> None:
     world = World(state_topic_prune_interval_ms=MINUTE_MS)
     world.ask(Initialize(KEY, 1, 0))

@@ -185,9 +185,15 @@ class LedSharePartition:
         self._state_epoch = state.state_epoch
         self._creation_offset = state.creation_offset
         steady_ms = self._clock.steady_ms()
-        self.machine = SharePartition(
-            state, self.settings.limits, log.log_end_offset, steady_ms, self._counts
-        )
+        try:
+            self.machine = SharePartition(
+                state, self.settings.limits, log.log_end_offset, steady_ms, self._counts
+            )
+        except ValueError as error:
+            # Of a version that knows more delivery states.
+            logger.error("share partition %s has a state that this broker cannot read: %s", self.key, error)
+            self._end(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)))
+            return
         self._timer.schedule(self.machine.next_deadline_ms(steady_ms))
         self._bury_soon()
         self.wake()

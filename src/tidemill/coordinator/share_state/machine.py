@@ -21,7 +21,7 @@ Four rules are stricter than those of Kafka 4.3, so that a request that is sent 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +36,7 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import ShareSnapshotValue, ShareUpdateValue
 from tidemill.protocol.share_state import (
     ARCHIVING,
+    DURABLE_STATES,
     NO_CREATION_OFFSET,
     NO_DELIVERY_COMPLETE_COUNT,
     NO_START_OFFSET,
@@ -268,6 +269,7 @@ class ShareStates:
             raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
         if change.creation_offset not in (NO_CREATION_OFFSET, state.creation_offset):
             raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
+        _check_batches(change.batches)
         self._check_partition(key)
         if _owes(change.batches) and not self._timers.is_set(_OWED):
             self._timers.set(_OWED, steady_ms + _OWED_INTERVAL_MS, self._report_owed)
@@ -460,6 +462,20 @@ def _refuse_uninitialized(message: str) -> Decision:
 
 def _owes(batches: Sequence[StateBatch]) -> bool:
     return any(batch.delivery_state == ARCHIVING for batch in batches)
+
+
+def _check_batches(batches: Iterable[StateBatch]) -> None:
+    """What no leader could read back is not stored: the share partition could not begin any more."""
+    for batch in batches:
+        if not 0 <= batch.first_offset <= batch.last_offset:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"No offsets are from {batch.first_offset} to {batch.last_offset}."
+            )
+        if batch.delivery_state not in DURABLE_STATES or batch.delivery_count < 0:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Delivery state {batch.delivery_state} with count {batch.delivery_count} cannot be stored.",
+            )
 
 
 def _check_leader(state: PartitionState, leader_epoch: int) -> None:
