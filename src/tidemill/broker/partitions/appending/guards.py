@@ -23,6 +23,8 @@ from tidemill.protocol.records import NAMED_PARTITION, BatchHeader, InvalidBatch
 
 # Of records that a coordinator writes: they are never sent again, so their sequence has no meaning.
 NO_SEQUENCE = 0
+# Above every sequence, so that it tells nothing about others.
+_ANY_SEQUENCE = 1 << 31
 _GUARDS_MAX = 1_000
 # Version 2 of transactions (KIP-890).
 _EPOCH_BUMP_SINCE = 2
@@ -56,7 +58,9 @@ class Guards:
 
     def guard_for(self, header: BatchHeader, *, adds: bool) -> Guard | None:
         """The guard for a batch whose transaction the coordinator must verify; None when it need not be verified."""
-        return self._unless_open(header.producer_id, header.producer_epoch, header.base_sequence, adds)
+        # What was sent to a decommissioned partition continues a sequence of its own (decision 18).
+        sequence = _ANY_SEQUENCE if header.attributes & NAMED_PARTITION else header.base_sequence
+        return self._unless_open(header.producer_id, header.producer_epoch, sequence, adds)
 
     def guard_for_writer(self, writer: Writer, *, adds: bool) -> Guard | None:
         """As `guard_for`, for records of a coordinator that will be part of a transaction."""
