@@ -86,6 +86,8 @@ REQUESTS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
         },
     ),
     "describe_producers": (0, {"topics": [{"name": name, "partition_indexes": [0]} for name in NAMES]}),
+    # An API that is not served: each entry has the error.
+    "streams_group_describe": (0, {"group_ids": NAMES}),
 }
 ANSWERED = {
     "describe_configs": "results",

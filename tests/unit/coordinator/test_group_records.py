@@ -117,6 +117,7 @@ def test_a_key_that_is_no_key_is_an_error() -> None:
         ("hello", 99162322),
         ("polygenelubricants", -(2**31)),
         ("ünïcödé", None),
+        ("longer than a block, ünïcödé; " * 99, None),
         ("\U0001f600", 0xD83D * 31 + 0xDE00),
     ],
 )

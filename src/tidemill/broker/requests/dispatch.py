@@ -29,7 +29,7 @@ from tidemill.broker.requests.security.node_hosts import known_hosts
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.protocol import api as apis
 from tidemill.protocol.api.cluster import ApiVersion, ApiVersionsResponse
-from tidemill.protocol.error_responses import error_response
+from tidemill.protocol.error_responses import error_response, error_response_in_steps
 from tidemill.protocol.frames import (
     API_VERSIONS_KEY,
     RequestHeader,
@@ -37,7 +37,7 @@ from tidemill.protocol.frames import (
     parse_request_header,
 )
 from tidemill.protocol.schema import Request, Response, decode, decode_in_steps, encode, encode_in_steps
-from tidemill.protocol.steps import Steps
+from tidemill.protocol.steps import Steps, run_steps
 
 logger = logging.getLogger(__name__)
 
@@ -122,29 +122,38 @@ class Dispatcher:
         self._handle_decoded(served, call, request)
 
     def _handle_large(self, served: Api, call: Call) -> None:
-        """Decode the request in steps, from a copy: its frame is overwritten by what arrives next."""
-        call.is_large = True
-        call.expect_reply()
-        body = bytes(call.frame[call.header.body_position :])
-        call.connection.add_kept_bytes(len(body))
+        body = self._keep_large(call)
         decoding: Awaitable[Request] = self._in_turns(decode_in_steps(served.request, call.version, body))
         if call.usage is not None:
             decoding = call.usage.timed(decoding)
         self._answer_later(self._finish_large(served, call, decoding, len(body)))
 
     async def _finish_large(self, served: Api, call: Call, decoding: Awaitable[Request], size: int) -> None:
-        try:
-            request = await decoding
-        except ProtocolError as error:
-            call.connection.close(str(error))
-            return
-        finally:
-            call.connection.add_kept_bytes(-size)
-        if not call.is_wanted:
+        request = await self._decoded(call, decoding, size)
+        if request is None:
             return
         self._handle_decoded(served, call, request)
         if call.usage is not None:
             call.usage.pause()
+
+    def _keep_large(self, call: Call) -> bytes:
+        """A copy of the request, to be decoded in steps: its frame is overwritten by what arrives next."""
+        call.is_large = True
+        call.expect_reply()
+        body = bytes(call.frame[call.header.body_position :])
+        call.connection.add_kept_bytes(len(body))
+        return body
+
+    async def _decoded(self, call: Call, decoding: Awaitable[Request], size: int) -> Request | None:
+        """The request; None when it is malformed or not wanted any more."""
+        try:
+            request = await decoding
+        except ProtocolError as error:
+            call.connection.close(str(error))
+            return None
+        finally:
+            call.connection.add_kept_bytes(-size)
+        return request if call.is_wanted else None
 
     def _handle_decoded(self, served: Api, call: Call, request: Request) -> None:
         if order_in(served.key, call.version) is Order.INDEPENDENT:
@@ -250,15 +259,36 @@ class Dispatcher:
         """Answer with nothing but the error; close the connection when no response can say it."""
         if not call.is_wanted:
             return
+        if call.is_large:
+            self._answer_later(self._tell_in_steps(call, request, code, message))
+            return
         response = error_response(request, call.version, code, message)
         if response is None:
-            name = apis.API_NAMES[request.api_key]
-            call.connection.close(
-                f"{name} v{call.version} has no response that could say {code.name}: {message}"
-            )
+            _close_untold(call, request, code, message)
         else:
             _show_throttling(call, response)
             call.respond((encode(response, call.version),))
+
+    async def _tell_in_steps(self, call: Call, request: Request, code: ErrorCode, message: str) -> None:
+        response = await self._in_turns(error_response_in_steps(request, call.version, code, message))
+        if not call.is_wanted:
+            return
+        if response is None:
+            _close_untold(call, request, code, message)
+        else:
+            _show_throttling(call, response)
+            await self._respond_in_steps(call, response)
+
+    async def _respond_in_steps(self, call: Call, response: Response) -> None:
+        """Send a response that only repeats the request with errors."""
+        try:
+            body = await self._in_turns(encode_in_steps(response, call.version))
+        except ValueError as error:
+            # A name that the request may have and the response may not.
+            call.connection.close(str(error))
+            return
+        if call.is_wanted:
+            call.respond((body,))
 
     def _refuse(self, connection: Peer, header: RequestHeader, frame: memoryview) -> None:
         """An API or a version that is not served here."""
@@ -285,14 +315,21 @@ class Dispatcher:
         call = Call(
             connection, header, frame, has_flexible_response_header(header.api_key, header.api_version)
         )
-        asked = decode(request, header.api_version, frame, header.body_position)
+        if len(frame) > _LARGE_BYTES:
+            body = self._keep_large(call)
+            decoding = self._in_turns(decode_in_steps(request, call.version, body))
+            self._answer_later(self._refuse_large(call, decoding, len(body)))
+            return
+        asked = decode(request, call.version, frame, header.body_position)
         call.expect_reply()
-        message = f"{apis.API_NAMES[header.api_key]} is not served"
-        response = error_response(asked, header.api_version, ErrorCode.UNSUPPORTED_VERSION, message)
-        if response is None:
-            # A request that names nothing gets an answer about nothing.
-            response = apis.RESPONSES[header.api_key]()
-        call.respond((encode(response, header.api_version),))
+        response = run_steps(_not_served(asked, call.version))
+        call.respond((encode(response, call.version),))
+
+    async def _refuse_large(self, call: Call, decoding: Awaitable[Request], size: int) -> None:
+        request = await self._decoded(call, decoding, size)
+        if request is not None:
+            response = await self._in_turns(_not_served(request, call.version))
+            await self._respond_in_steps(call, response)
 
     def _is_served(self, connection: Peer, header: RequestHeader) -> bool:
         api = TABLE.get(header.api_key)
@@ -304,6 +341,18 @@ class Dispatcher:
             await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in list(self._tasks):
                 task.cancel()
+
+
+def _not_served(request: Request, version: int) -> Steps[Response]:
+    message = f"{apis.API_NAMES[request.api_key]} is not served"
+    response = yield from error_response_in_steps(request, version, ErrorCode.UNSUPPORTED_VERSION, message)
+    # A request that names nothing gets an answer about nothing.
+    return response if response is not None else apis.RESPONSES[request.api_key]()
+
+
+def _close_untold(call: Call, request: Request, code: ErrorCode, message: str) -> None:
+    name = apis.API_NAMES[request.api_key]
+    call.connection.close(f"{name} v{call.version} has no response that could say {code.name}: {message}")
 
 
 def _show_throttling(call: Call, response: Response) -> None:
