@@ -239,12 +239,12 @@ class Replicas:
             pass
 
     def apply_in_steps(self, delta: MetadataDelta, image: MetadataImage) -> Iterator[None]:
-        """Follow one committed change; a step is a partition that had to be opened."""
+        """Follow one committed change; a step is a partition that had to be opened or removed."""
         self.image = image
         if delta.changed_configs:
             self.throttles.configure(image, delta.changed_configs)
         for topic in delta.deleted_topics.values():
-            self._drop(topic)
+            yield from self._drop(topic)
         for topic_id, change in delta.changed_topics.items():
             topic = image.topics_by_id[topic_id]
             self._remove_decommissioned(topic, change)
@@ -324,7 +324,7 @@ class Replicas:
             if self._config.node_id not in image.replicas:
                 if partition is not None:
                     del hosted[index]
-                    self._remove(partition)
+                    self._log_manager.remove_folders_later(self._remove(partition))
                 continue
             if partition is None:
                 name = TopicPartition(topic.name, index)
@@ -426,15 +426,19 @@ class Replicas:
             image.leader,
         )
 
-    def _drop(self, topic: TopicImage) -> None:
+    def _drop(self, topic: TopicImage) -> Iterator[None]:
+        # None of it is found any more; then its files are removed, in steps.
         hosted: Mapping[int, Partition] = self.by_name.pop(topic.name, {})
         self.by_wire_name.pop(topic.name.encode(), None)
         self.by_wire_id.pop(bytes(topic.id), None)
         self.views.pop(topic.name, None)
         self.views.pop(bytes(topic.id), None)
         self.delaying -= {topic.name, bytes(topic.id)}
+        folders: list[str] = []
         for partition in hosted.values():
-            self._remove(partition)
+            folders += self._remove(partition)
+            yield None
+        self._log_manager.remove_folders_later(folders)
 
     def _remove_decommissioned(self, topic: TopicImage, change: TopicDelta) -> None:
         hosted = self.by_name.get(change.name)
@@ -443,10 +447,10 @@ class Replicas:
         for index in change.removed:
             partition = hosted.retire(index, len(topic.partitions), self.topic_config(topic.name), self)
             if partition is not None:
-                self._remove(partition)
+                self._log_manager.remove_folders_later(self._remove(partition))
 
-    def _remove(self, partition: Partition) -> None:
-        """Remove a partition that was deleted or moved to other brokers."""
+    def _remove(self, partition: Partition) -> list[str]:
+        """Remove a partition that was deleted or moved to other brokers. Returns the folder that is to be removed."""
         self._fetchers.unfollow(partition)
         # Damage of a later partition with this name is reported again.
         self._damaged.discard(partition.name)
@@ -454,7 +458,7 @@ class Replicas:
             partition.delayed.wake_fetches()
             # Offline: its files may be the only copy. Only an operator may remove them.
             logger.warning("%s was taken away while offline; its folder stays where it is", partition.name)
-            return
+            return []
         partition.release().release()
         for offsets in (
             self._data_dir.recovery_points,
@@ -462,9 +466,7 @@ class Replicas:
             self._data_dir.high_watermarks,
         ):
             offsets.pop(partition.name, None)
-        self._log_manager.remove_folders_later(
-            [self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)]
-        )
+        return [self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)]
 
     # -- failures --------------------------------------------------------------------------------------------
 
