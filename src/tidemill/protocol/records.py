@@ -491,8 +491,6 @@ def _headers(buffer: memoryview, position: int, end: int) -> tuple[Sequence[Head
         if key is None:
             raise ProtocolError("a record header has no key")
         value, position = _bytes(buffer, position, end)
-        try:
-            headers.append(Header(key.decode(), value))
-        except UnicodeDecodeError as error:
-            raise ProtocolError("a record header's key is not UTF-8") from error
+        # As in Java, a key that is not UTF-8 is no error.
+        headers.append(Header(key.decode(errors="replace"), value))
     return headers, position

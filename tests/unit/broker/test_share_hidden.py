@@ -11,7 +11,7 @@ from tests.unit.broker.share_world import ACCEPT, WAIT_MS, Member, StoredStates,
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import PartitionProduceData, ProduceRequest, TopicProduceData
 from tidemill.protocol.api.metadata import ConfigRecord, TopicRecord
-from tidemill.protocol.records import Header, Record, build_batch
+from tidemill.protocol.records import Header, Record, build_batch, header_at, iterate_records, restamp
 
 MakeWorld = Callable[..., World]
 VIEW_ID = bytes(range(50, 66))
@@ -34,7 +34,11 @@ def start(make_world: MakeWorld, states: StoredStates, **configs: str) -> World:
 
 
 def write(world: World, *records: Record) -> None:
-    data = PartitionProduceData(index=0, records=bytes(build_batch(records)))
+    write_batch(world, bytes(build_batch(records)))
+
+
+def write_batch(world: World, batch: bytes) -> None:
+    data = PartitionProduceData(index=0, records=batch)
     topic = TopicProduceData(topic_id=TOPIC_ID, name="t", partition_data=[data])
     answer = world.ask(1, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[topic]))
     world.until(lambda: answer.is_there, "an ack")
@@ -67,14 +71,34 @@ def test_delayed_record_is_delivered_when_it_is_due(make_world: MakeWorld, state
     assert member.answered(waiting).values() == [b"later"]
 
 
-def test_view_gives_matching_records_only(make_world: MakeWorld, states: StoredStates) -> None:
-    world = start(make_world, states)
+def add_view(world: World) -> None:
     world.publish(
         TopicRecord(name="v", topic_id=VIEW_ID),
         ConfigRecord(resource_type=2, resource_name="v", name="tidemill.view.source", value="t"),
         ConfigRecord(resource_type=2, resource_name="v", name="tidemill.view.filter", value="region = 'eu'"),
     )
     world.settle()
+
+
+def test_header_that_is_not_text_stops_no_share_partition(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    """Kafka's broker does not look at headers, and its clients replace what is not UTF-8."""
+    world = start(make_world, states)
+    add_view(world)
+    batch = build_batch([record(0, b"us", region="us"), record(1, b"eu", region="eu", odd="1")])
+    batch[batch.index(b"odd")] = 0xD0
+    restamp(memoryview(batch), header_at(batch))
+    write_batch(world, bytes(batch))
+    member = Member(world, "m1")
+    assert member.fetch(0, topic_id=VIEW_ID, max_wait_ms=WAIT_MS).acquired() == [(1, 1, 1)]
+    *_, found = iterate_records(memoryview(batch), header_at(batch))
+    assert [header.key for header in found.headers] == ["region", "\ufffddd"]
+
+
+def test_view_gives_matching_records_only(make_world: MakeWorld, states: StoredStates) -> None:
+    world = start(make_world, states)
+    add_view(world)
     write(world, *(record(number, b"us%d" % number, region="us") for number in range(50)))
     write(
         world, record(0, b"us", region="us"), record(1, b"eu1", region="eu"), record(2, b"eu2", region="eu")

@@ -18,7 +18,8 @@ from tidemill.log.files import FileSlice
 from tidemill.log.filtered_read import FilteredRead
 from tidemill.log.log import Log
 from tidemill.log.transactions import AbortedTransactions
-from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at, is_plausible, iterate_records
+from tidemill.protocol.record_walk import records_of, walk
+from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at, is_plausible
 from tidemill.protocol.steps import Steps
 from tidemill.replication.share_messages import Acquired, Span
 
@@ -222,7 +223,8 @@ def read_filtered(
             if _has_records(header, aborted):
                 yield None
                 batch = part[position : position + header.size]
-                offsets = [record.offset for record in iterate_records(memoryview(batch), header)]
+                records = walk(records_of(memoryview(batch), header), header)
+                offsets = [header.base_offset + offset_delta for _, _, _, offset_delta, *_ in records]
                 batches.append(_ShownBatch(header.base_offset, header.next_offset, batch, _runs(offsets)))
             position += header.size
     return FilteredShare(read, offset, max(offset, read.next_offset), batches)
