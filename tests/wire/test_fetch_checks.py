@@ -69,6 +69,18 @@ def test_the_limit_of_a_partition_holds_after_the_first_batch(connection: Connec
     assert [batch.base_offset for batch in parse_fetched(bytes(fetched.records))] == [0, 10]
 
 
+def test_a_partition_that_is_named_often_is_answered_once_as_named_last(
+    connection: Connection, filled: str
+) -> None:
+    fields = fetch_fields(filled, 0)
+    (topic,) = fields["topics"]
+    (named,) = topic["partitions"]
+    topic["partitions"] = [{**named, "fetch_offset": offset} for offset in [0] * 1_000 + [20]]
+    (answer,) = connection.request("fetch", 11, **fields).responses
+    (data,) = answer.partitions
+    assert [batch.base_offset for batch in parse_fetched(data.records)] == [20]
+
+
 def test_an_unknown_topic_and_partition(connection: Connection, filled: str) -> None:
     assert connection.fetch("no-such-topic", 0).error_code == UNKNOWN_TOPIC_OR_PARTITION
     assert connection.fetch(filled, 0, partition=9).error_code == UNKNOWN_TOPIC_OR_PARTITION

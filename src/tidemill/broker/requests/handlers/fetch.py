@@ -203,11 +203,13 @@ class ConsumerFetch:
             self._wanted = [(key, cached.wanted, cached) for key, cached in session.partitions.items()]
         else:
             by_id = call.version >= TOPIC_IDS_SINCE
-            self._wanted = [
-                ((topic.topic_id if by_id else topic.topic, wanted.partition), wanted, None)
+            # As in Kafka, a partition is read once however often it is named, and the last position counts.
+            named = {
+                (topic.topic_id if by_id else topic.topic, wanted.partition): wanted
                 for topic in request.topics
                 for wanted in topic.partitions
-            ]
+            }
+            self._wanted = [(key, wanted, None) for key, wanted in named.items()]
         self._has_errors = False
         # What was found in the partitions of views.
         self._filtered: dict[WireKey, FilteredRead] = {}
