@@ -80,7 +80,6 @@ class Log:
         self._sync_end_max = 0
         # How often segments were removed, truncated, replaced or released. A change invalidates plans made before.
         self.removals = 0
-        # Nothing more is found in it.
         self.is_released = False
         # Called before segments are removed or truncated.
         self.before_removal: Callable[[], None] | None = None

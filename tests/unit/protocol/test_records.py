@@ -261,7 +261,6 @@ def test_random_payloads_raise_nothing_but_protocol_errors(payload: bytes, count
         b"\x10\x00\x00\x00\x7e\x01\x00\x00\x00",  # a key longer than the record
         b"\x0c\x00\x00\x00\x01\x01\x7e",  # more headers than fit
         b"\x10\x00\x00\x00\x01\x01\x02\x01\x01",  # a header without a key
-        b"\x14\x00\x00\x00\x01\x01\x02\x04\xff\xfe\x01",  # a header's key is not text
         b"\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a varint without end
         b"\x01",  # a negative length
         b"",
@@ -271,6 +270,12 @@ def test_a_malformed_record_is_a_protocol_error(record: bytes) -> None:
     data = assemble(header_at(batch(1)), record)
     with pytest.raises(ProtocolError):
         list(iterate_records(memoryview(data)))
+
+
+def test_header_whose_key_is_not_text_is_read_as_in_java() -> None:
+    record = b"\x14\x00\x00\x00\x01\x01\x02\x04\xff\xfe\x01"
+    (found,) = iterate_records(memoryview(assemble(header_at(batch(1)), record)))
+    assert [header.key for header in found.headers] == ["\ufffd\ufffd"]
 
 
 def test_bytes_behind_the_last_record_are_a_protocol_error() -> None:

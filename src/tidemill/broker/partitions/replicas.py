@@ -323,8 +323,7 @@ class Replicas:
             partition = hosted.get(index)
             if self._config.node_id not in image.replicas:
                 if partition is not None:
-                    del hosted[index]
-                    self._log_manager.remove_folders_later(self._remove(partition))
+                    self._log_manager.remove_folders_later(self._remove(hosted.pop(index)))
                 continue
             if partition is None:
                 name = TopicPartition(topic.name, index)
@@ -427,7 +426,6 @@ class Replicas:
         )
 
     def _drop(self, topic: TopicImage) -> Iterator[None]:
-        # None of it is found any more; then its files are removed, in steps.
         hosted: Mapping[int, Partition] = self.by_name.pop(topic.name, {})
         self.by_wire_name.pop(topic.name.encode(), None)
         self.by_wire_id.pop(bytes(topic.id), None)
@@ -437,7 +435,7 @@ class Replicas:
         folders: list[str] = []
         for partition in hosted.values():
             folders += self._remove(partition)
-            yield None
+            yield
         self._log_manager.remove_folders_later(folders)
 
     def _remove_decommissioned(self, topic: TopicImage, change: TopicDelta) -> None:
