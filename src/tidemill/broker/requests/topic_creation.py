@@ -17,8 +17,8 @@ from tidemill.protocol.schema import Request, Response
 
 logger = logging.getLogger(__name__)
 
-# A client whose topic finds no room asks again.
-_UNDER_WAY_MAX = 10_000
+# So that one request with very many names does not fill the cluster. A client whose topic finds no room asks again.
+_UNDER_WAY_MAX = 1_000
 
 Ask = Callable[[Request], Awaitable[Response]]
 EnsureInternal = Callable[[], Awaitable[None]]
