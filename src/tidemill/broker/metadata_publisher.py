@@ -17,7 +17,8 @@ from tidemill.broker.partitions.replicas import Replicas
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 
-_SLICE_S = 0.02
+# A round trip through three brokers waits for several of them.
+_SLICE_S = 0.005
 
 
 class MetadataPublisher:
