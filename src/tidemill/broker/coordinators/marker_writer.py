@@ -60,9 +60,8 @@ class MarkerWriter:
         writes = 0
         for marker in request.markers:
             end = _end_of(marker)
-            futures = written.setdefault(marker.producer_id, {})
             for tp, leader_epoch in _addressed(marker).items():
-                futures[tp] = self._write(tp, end, leader_epoch)
+                written.setdefault(marker.producer_id, {})[tp] = self._write(tp, end, leader_epoch)
                 writes += 1
                 if writes % _WRITTEN_AT_ONCE == 0:
                     await asyncio.sleep(0)
