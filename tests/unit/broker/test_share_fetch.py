@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
 from collections.abc import Callable
 
@@ -24,7 +26,8 @@ from tests.unit.broker.share_world import (
 from tests.unit.broker.transaction_world import mark, send, verification_of
 from tests.unit.broker.transaction_world import outcome as outcome_of
 from tidemill.broker.requests.quotas import ClientQuotas
-from tidemill.errors import ErrorCode
+from tidemill.broker.share import led_partition
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.security.quotas import CONSUMER_BYTE_RATE, QuotaEntity
 
@@ -299,6 +302,18 @@ def test_failed_write_leaves_the_record_locked_for_its_holder(world: World, stat
     assert other.fetch(max_wait_ms=100).offsets() == []
     states.failure = None
     assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+
+
+async def test_failed_acknowledgement_that_nothing_awaits_is_no_error() -> None:
+    """Found by seed 101096: a broker that stops gives up the requests, and then ends its share partitions."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    led_partition._fail(answer, ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    assert answer.done()
+    del answer
+    gc.collect()
+    assert not complaints
 
 
 def test_unknown_topics_and_partitions(world: World) -> None:

@@ -212,3 +212,56 @@ async def test_close_ends_what_is_under_way(coordinators: Coordinators) -> None:
 
 
 _ENTRY = api.WriteShareGroupStatePartitionData()
+
+
+def kinds(coordinators: Coordinators) -> list[str]:
+    return [type(request).__name__ for _, request in coordinators.requests]
+
+
+INITIALIZE, DELETE = "InitializeShareGroupStateRequest", "DeleteShareGroupStateRequest"
+
+
+async def test_state_is_begun_only_when_no_deletion_of_it_can_be_repeated(coordinators: Coordinators) -> None:
+    """Found by seed 101108: the repetition deleted the state that a new member's group had begun."""
+    client = make(coordinators)
+    coordinators.may_answer.clear()
+    coordinators.errors = [ErrorCode.NOT_COORDINATOR]
+    deletions = [asyncio.ensure_future(client.delete(key(0))) for _ in range(2)]
+    await coordinators.until_asked(1)
+    begun = asyncio.ensure_future(client.initialize(key(0), 7, -1))
+    other = asyncio.ensure_future(client.initialize(key(1), 7, -1))
+    await coordinators.until_asked(2)
+    coordinators.may_answer.set()
+    await asyncio.gather(*deletions, begun, other)
+    asked = [
+        (type(request).__name__, partition)
+        for _, request in coordinators.requests
+        for partition in partitions(request)
+    ]
+    assert asked[-1] == (INITIALIZE, 0)
+    assert asked.count((DELETE, 0)) == 3
+    assert (INITIALIZE, 1) in asked[:2]
+
+
+async def test_deletion_waits_for_a_state_that_is_being_begun(coordinators: Coordinators) -> None:
+    client = make(coordinators)
+    coordinators.may_answer.clear()
+    coordinators.errors = [ErrorCode.NOT_COORDINATOR]
+    begun = asyncio.ensure_future(client.initialize(key(0), 7, -1))
+    await coordinators.until_asked(1)
+    deleted = asyncio.ensure_future(client.delete(key(0)))
+    coordinators.may_answer.set()
+    await asyncio.gather(begun, deleted)
+    assert kinds(coordinators) == [INITIALIZE, INITIALIZE, DELETE]
+
+
+async def test_deletion_that_fails_holds_up_nothing(
+    coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRIES_END_S", 0.0)
+    client = make(coordinators)
+    coordinators.errors = [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+    with pytest.raises(ApiError):
+        await client.delete(key(0))
+    await client.initialize(key(0), 7, -1)
+    assert kinds(coordinators) == [DELETE, INITIALIZE]

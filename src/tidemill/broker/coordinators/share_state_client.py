@@ -8,13 +8,17 @@ An error that a moment may heal (another coordinator, one that loads, a broken l
 the coordinator of that moment. A repeated write is harmless: it carries the leader epoch and state epoch, and the
 coordinator keeps the larger delivery count and state of each offset. When the time is over, the last error is raised,
 and the outcome of a write is unknown.
+
+A repeated deletion is not: it would delete a state that was begun anew meanwhile. So what begins and what deletes the state
+of a share partition wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -103,6 +107,31 @@ class _Queue:
         return list(taken.values())
 
 
+class _UnderWay:
+    """The calls of one kind that are under way, by their share partition."""
+
+    def __init__(self) -> None:
+        self._calls: dict[SharePartitionKey, dict[asyncio.Future[None], None]] = {}
+
+    @contextmanager
+    def under_way(self, key: SharePartitionKey) -> Iterator[None]:
+        call = asyncio.get_running_loop().create_future()
+        calls = self._calls.setdefault(key, {})
+        calls[call] = None
+        try:
+            yield
+        finally:
+            call.set_result(None)
+            del calls[call]
+            if not calls:
+                del self._calls[key]
+
+    async def over(self, key: SharePartitionKey) -> None:
+        """Returns when none is under way for the share partition."""
+        while calls := self._calls.get(key):
+            await asyncio.wait(list(calls))
+
+
 class ShareStateClient:
     """Each call is about one share partition, and many may be made at once.
 
@@ -126,6 +155,8 @@ class ShareStateClient:
         self._address_of = address_of
         self._coordinators = coordinators
         self._loop = asyncio.get_running_loop()
+        self._initializations = _UnderWay()
+        self._deletions = _UnderWay()
         # There is one while its task sends requests.
         self._queues: dict[_QueueKey, _Queue] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -140,7 +171,9 @@ class ShareStateClient:
         entry = api.InitializeShareGroupStatePartitionData(
             partition=key.partition, state_epoch=state_epoch, start_offset=start_offset
         )
-        await self._call(_INITIALIZE, key, entry)
+        await self._deletions.over(key)
+        with self._initializations.under_way(key):
+            await self._call(_INITIALIZE, key, entry)
 
     async def read(self, key: SharePartitionKey, leader_epoch: int) -> ShareState:
         """Returns the state for a leader that begins; from then on earlier leader epochs are fenced."""
@@ -171,7 +204,9 @@ class ShareStateClient:
 
     async def delete(self, key: SharePartitionKey) -> None:
         """Removes the state; removing what is not there succeeds."""
-        await self._call(_DELETE, key, api.DeleteShareGroupStatePartitionData(partition=key.partition))
+        await self._initializations.over(key)
+        with self._deletions.under_way(key):
+            await self._call(_DELETE, key, api.DeleteShareGroupStatePartitionData(partition=key.partition))
 
     async def read_summary(self, key: SharePartitionKey, leader_epoch: int = -1) -> ShareStateSummary:
         """Returns start offset and count of complete records without fencing any leader; -1 where there is no state."""

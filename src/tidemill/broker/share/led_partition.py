@@ -240,7 +240,7 @@ class LedSharePartition:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():
-                answer.set_exception(error)
+                _fail(answer, error)
         self._on_over(self)
         self.wake()
 
@@ -573,7 +573,13 @@ class LedSharePartition:
             if error is None:
                 answer.set_result(None)
             else:
-                answer.set_exception(error)
+                _fail(answer, error)
+
+
+def _fail(answer: asyncio.Future[None], error: ApiError) -> None:
+    answer.set_exception(error)
+    # The request that awaits it may have been given up, because the broker stops.
+    answer.exception()
 
 
 def _shown(error: ApiError) -> ApiError:
