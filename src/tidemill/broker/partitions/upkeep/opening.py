@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 from tidemill.broker.platform import Platform
@@ -59,6 +60,8 @@ def open_log(
         )
         data_dir.create_folder(tp, topic_id, removed_epoch)
         log = _open(platform, data_dir, tp, config, first_offset, is_whole_checked=is_whole_checked)
+    if config.flush_messages == 1 and log.recovery_point < log.log_end_offset:
+        _sync(log, platform.clock.wall_ms())
     if log.recovered_bytes_cut:
         logger.warning(
             "%s: cut %d bytes of a torn write, the log now ends at offset %d",
@@ -67,6 +70,20 @@ def open_log(
             log.log_end_offset,
         )
     return log
+
+
+def _sync(log: Log, wall_ms: int) -> None:
+    """Sync what was written before the broker was killed. Once this broker leads, it counts as committed."""
+    work = log.sync_work()
+    try:
+        work.run()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # It still serves reads; the next sync covers it.
+        logger.warning("%s: not synced, the disk is full", log.folder)
+        return
+    log.synced(work.end_offset, wall_ms)
 
 
 def _is_of_removed(log: Log, removed_epoch: int, created_under: int) -> bool:
