@@ -146,7 +146,8 @@ def _followers(
             firsts[transaction.name] = min(event.offset, firsts.get(transaction.name, event.offset))
     followers: dict[tuple[TopicPartition, TransactionName], int] = {}
     for (partition, _), firsts in places.items():
-        names = sorted(firsts)
+        # Not in the order of their names: a process that slept before it began fences one that was started after it.
+        names = sorted(firsts, key=lambda name: firsts[name])
         for name, following in pairwise(names):
             followers[partition, name] = firsts[following]
     return followers
