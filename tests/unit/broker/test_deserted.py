@@ -97,3 +97,14 @@ def test_succession_lasts_until_an_old_leader_that_does_not_know_is_deserted(wor
     world.settle(_SILENCE_S)
     assert is_deserted(world)
     assert is_succession_over(world, began_ms)
+
+
+def test_succession_lasts_while_an_old_leader_outside_of_the_isr_may_not_know(world: World) -> None:
+    """Found by seed 101247: it had been fenced, and its followers had proved to it until lately that it led."""
+    began_ms = world[2].replicas.steady_ms()
+    world.cut_off(1)
+    world.change(leader=2, isr=[2, 3], to=[2, 3])
+    world.settle(1)
+    assert not is_succession_over(world, began_ms)
+    world.settle(_SILENCE_S)
+    assert is_succession_over(world, began_ms)

@@ -45,11 +45,15 @@ class Succession:
     def is_over(self, partition: Partition, since_ms: int) -> bool:
         """Whether the leader before this one serves no more; this one is known to lead since then.
 
-        While the old leader is in the ISR, its fetch proves that it knows of the new one. One that does not know takes
-        itself for deserted after a while.
+        A fetch of the old leader proves that it knows of the new one. It may have left the ISR, so all replicas must have
+        fetched. One that does not know takes itself for deserted after a while.
         """
-        leader = partition.leader
-        return leader is not None and (
-            self._steady_ms() - since_ms > _SILENCE_MS_MAX
-            or all(leader.has_fetched(broker_id) for broker_id in leader.isr if broker_id != self._broker_id)
+        leader, image = partition.leader, partition.image
+        return (
+            leader is not None
+            and image is not None
+            and (
+                self._steady_ms() - since_ms > _SILENCE_MS_MAX
+                or all(leader.has_fetched(each) for each in image.replicas if each != self._broker_id)
+            )
         )
