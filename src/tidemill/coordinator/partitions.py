@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 _INT_MIN = -(2**31)
-# In characters. Names are shorter, unless somebody wants to keep the broker busy.
+# In characters. Ordinary names are shorter.
 _BLOCK = 1_024
 
 

@@ -1,4 +1,4 @@
-"""A segment that was let go of: who reads it reads on, and its paths belong to others."""
+"""A segment that was let go of: its readers go on, and its paths belong to others."""
 
 from __future__ import annotations
 

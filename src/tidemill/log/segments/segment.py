@@ -299,7 +299,7 @@ class Segment:
         self._time_index.close()
 
     def release(self) -> None:
-        """Let go of the files for good. Who reads the segment at the moment reads on without its indexes."""
+        """Let go of the files for good. Readers of the segment go on without its indexes."""
         self.offset_index.release()
         self._time_index.release()
 
